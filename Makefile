@@ -1,0 +1,87 @@
+# `make` lists the targets. CI calls the same ones.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3.11
+VENV := .venv
+PY := $(VENV)/bin/python
+BIN := $(VENV)/bin
+SHIM_DIR := python/prism_core/_shim
+DEMO_OUT := demo-out
+
+.PHONY: help
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN{FS=":.*?## "}{printf "  %-14s %s\n",$$1,$$2}'
+
+$(VENV)/.tools: pyproject.toml
+	command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed as $(PYTHON); set PYTHON=..." >&2; exit 1; }
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -c 'import tomllib; p=tomllib.load(open("pyproject.toml","rb"))["project"]; print("\n".join(p["dependencies"]+p["optional-dependencies"]["dev"]))' > $(VENV)/.requirements
+	$(PY) -m pip install --quiet --disable-pip-version-check -r $(VENV)/.requirements
+	touch $@
+
+.PHONY: build
+build: $(VENV)/.tools  ## engine binding and shims, built in place (release)
+	cargo build --release --locked -p prism-nccl -p prism-cuda -p prism-nvml
+	mkdir -p $(SHIM_DIR)
+	install -m 755 target/release/libprism_nccl.so target/release/libprism_cuda.so target/release/libprism_nvml.so $(SHIM_DIR)/
+	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --locked --quiet
+
+.PHONY: torch
+torch: $(VENV)/.torch  ## slim torch in the venv: no NVIDIA wheels, stand-in libraries instead
+$(VENV)/.torch: python/prism_core/slim.py $(VENV)/.tools
+	$(PY) python/prism_core/slim.py
+	touch $@
+
+.PHONY: dev
+dev: build torch  ## editable build, slim torch, `prism` on .venv/bin
+
+.PHONY: demo
+demo: dev  ## the main job: an unmodified PyTorch program as ranks of an 8,192-rank world
+	bash scripts/demo.sh $(BIN) $(DEMO_OUT)
+
+.PHONY: test
+test: dev test-rust test-python  ## all tests, no GPU
+
+.PHONY: test-rust
+test-rust:  ## Rust tests
+	cargo test --locked --release --workspace --exclude prism-python --quiet
+
+.PHONY: test-python
+test-python: dev  ## Python and end-to-end tests
+	$(PY) -m pytest
+
+.PHONY: loom
+loom:  ## model-check the ring under every interleaving
+	RUSTFLAGS="--cfg prism_loom" cargo test --locked --release -p prism-wire --target-dir target/loom loom
+
+.PHONY: bench
+bench: dev  ## every benchmark; each asserts its answer before it is timed
+	$(PY) -m pytest benches --benchmark-enable --benchmark-only
+	cargo run --locked --release -p prism-wire --example roundtrip
+
+.PHONY: lint
+lint: build  ## formatting, clippy, ruff, mypy, stubtest, layering
+	cargo fmt --all --check
+	cargo clippy --locked --release --workspace --all-targets -- -D warnings
+	$(BIN)/ruff format --check python tests benches examples
+	$(BIN)/ruff check python tests benches examples
+	$(BIN)/mypy
+	cd python && ../$(BIN)/python -m mypy.stubtest prism_core._native --ignore-missing-stub
+	$(BIN)/lint-imports
+	bash scripts/check_layers.sh
+
+.PHONY: format
+format:  ## rewrite to house style
+	cargo fmt --all
+	$(BIN)/ruff check --fix --quiet python tests benches examples
+	$(BIN)/ruff format python tests benches examples
+
+.PHONY: wheel
+wheel: build  ## a wheel with the extension, the shims and the type stubs
+	$(BIN)/maturin build --release --locked --out dist
+
+.PHONY: clean
+clean:  ## remove build products (not the venv)
+	rm -rf target dist $(DEMO_OUT) $(SHIM_DIR)

@@ -1,0 +1,41 @@
+"""Run any rank of a large training job on a few GPUs, or on none: collect its graph, replay it, emulate ranks in it."""
+
+from prism_core._native import Graph
+from prism_core.collect import collect_program as collect
+from prism_core.collect import tool_version
+from prism_core.emulate import emulate_program as emulate
+from prism_core.errors import (
+    ConfigError,
+    DeadlockError,
+    GraphFormatError,
+    MismatchError,
+    PrismError,
+    RankFailedError,
+    RoleError,
+    SessionError,
+    ShimError,
+    TorchMissingError,
+)
+from prism_core.replay import ReplayResult, inspect, replay
+
+__version__ = tool_version()
+
+__all__ = [
+    "ConfigError",
+    "DeadlockError",
+    "Graph",
+    "GraphFormatError",
+    "MismatchError",
+    "PrismError",
+    "RankFailedError",
+    "ReplayResult",
+    "RoleError",
+    "SessionError",
+    "ShimError",
+    "TorchMissingError",
+    "__version__",
+    "collect",
+    "emulate",
+    "inspect",
+    "replay",
+]

@@ -1,0 +1,169 @@
+"""The command line: `prism VERB`. Data on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from prism_core import doctor as examination
+from prism_core import report as reports
+from prism_core.collect import collect as run_collect
+from prism_core.collect import tool_version
+from prism_core.config import DEFAULT_DEVICE, CollectConfig, EmulateConfig, parse_ranks, parse_slow
+from prism_core.emulate import emulate as run_emulate
+from prism_core.errors import PrismError, error_entry
+from prism_core.replay import inspect as read_graph
+from prism_core.replay import open_graph
+from prism_core.replay import replay as run_replay
+
+app = typer.Typer(
+    name="prism",
+    help="Run any rank of a large training job on a few GPUs, or on none.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Command = Annotated[list[str], typer.Argument(help="The training program, after `--`.", metavar="-- CMD ...")]
+GraphPath = Annotated[Path, typer.Argument(help="The job's execution graph.", metavar="JOB.prism")]
+Slow = Annotated[list[str] | None, typer.Option("--slow", help="Slow a rank's compute.", metavar="RANK=FACTOR")]
+Perturb = Annotated[Path | None, typer.Option("--perturb", help="A file of perturbations.", metavar="FILE.toml")]
+
+
+def _say(document: Mapping[str, Any], text: Callable[[Mapping[str, Any]], str], as_json: bool) -> None:
+    sys.stdout.write(reports.to_json(document) if as_json else text(document) + "\n")
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Is the preload really in place? Device, versions, limits."""
+    document = examination.report(examination.examine())
+    _say(document, reports.doctor_text, as_json)
+    raise typer.Exit(0 if document["ok"] else 1)
+
+
+@app.command()
+def collect(
+    command: Command,
+    world_size: Annotated[int, typer.Option(help="Ranks of the job.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The graph to write.", metavar="JOB.prism")],
+    device: Annotated[str, typer.Option(help="What ranks run on: emulated[:PROFILE].")] = DEFAULT_DEVICE,
+    ranks: Annotated[str, typer.Option(help="Ranks to run: auto, all, or a list.")] = "auto",
+    verify: Annotated[int, typer.Option(help="Inferred ranks to check.", min=0)] = 2,
+    seed: Annotated[int, typer.Option(help="For drawing the ranks to check.")] = 0,
+    jobs: Annotated[int, typer.Option(help="Processes at a time; 0: one per CPU.", min=0)] = 0,
+    as_json: Json = False,
+) -> None:
+    """Build the execution graph of all ranks by running a few."""
+    config = CollectConfig(
+        command=command, world_size=world_size, output=output, device=device, ranks=ranks, num_verified=verify,
+        seed=seed, jobs=jobs,
+    )  # fmt: skip
+    _say(run_collect(config), reports.collect_text, as_json)
+
+
+@app.command()
+def inspect(graph: GraphPath, as_json: Json = False) -> None:
+    """Show what is in a graph."""
+    _say(read_graph(graph), reports.inspect_text, as_json)
+
+
+@app.command()
+def replay(
+    graph: GraphPath,
+    slow: Slow = None,
+    perturb: Perturb = None,
+    contention: Annotated[str, typer.Option(help="none or fair-share.")] = "none",
+    symmetry: Annotated[bool, typer.Option(help="Evaluate equal ranks once.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Compute the iteration time of the whole job, all ranks virtual."""
+    result = run_replay(graph, contention, symmetry, parse_slow(slow or []), perturb)  # type: ignore[arg-type]
+    _say(result.to_dict(), reports.replay_text, as_json)
+
+
+@app.command()
+def emulate(
+    graph: GraphPath,
+    command: Command,
+    sandbox: Annotated[str, typer.Option(help="Ranks that run the program, e.g. 0,5.", metavar="LIST")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The run folder to write.", metavar="RUN")],
+    slow: Slow = None,
+    perturb: Perturb = None,
+    device: Annotated[str | None, typer.Option(help="Another device than the graph's.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run the program as some ranks of the job, against the graph."""
+    config = EmulateConfig(
+        graph=graph, command=command, sandbox=parse_ranks(sandbox, open_graph(graph).world_size), output=output,
+        slow=parse_slow(slow or []), perturb=perturb, device=device,
+    )  # fmt: skip
+    _say(run_emulate(config), reports.emulate_text, as_json)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write HTML here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Report on a run: as text, as JSON, or as a self-contained HTML page."""
+    summary, timing = reports.read_run(run)
+    if output is not None:
+        output.write_text(reports.to_html(summary, timing), encoding="utf-8")
+    _say({**summary, **timing}, reports.emulate_text, as_json)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More on stderr.")] = False,
+) -> None:
+    level = logging.DEBUG if verbose else logging.INFO
+    logging.basicConfig(level=level, stream=sys.stderr, format="prism: %(message)s", force=True)
+    if version:
+        sys.stdout.write(tool_version() + "\n")
+        raise typer.Exit
+
+
+def main() -> NoReturn:
+    """Entry point: errors become one line, or one JSON document with `--json`, and an exit code."""
+    arguments = sys.argv[1:]
+    as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
+    try:
+        code = typer.main.get_command(app).main(arguments, prog_name="prism", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.stderr.write("prism: interrupted\n")
+        code = 130
+    except Exception as error:
+        if not isinstance(error, (PrismError, OSError)) and not _is_usage_error(error):
+            raise
+        code = _report_error(error, as_json)
+    raise SystemExit(code)
+
+
+def _is_usage_error(error: Exception) -> bool:
+    """Tells whether the command line itself is wrong (an exception of typer's own)."""
+    return hasattr(error, "format_message")
+
+
+def _report_error(error: Any, as_json: bool) -> int:
+    """Says what went wrong; returns the exit code."""
+    if _is_usage_error(error):
+        entry, code = {"kind": "UsageError", "message": error.format_message()}, error.exit_code
+    else:
+        entry, code = error_entry(error), 1
+    if as_json:
+        sys.stdout.write(reports.to_json({"error": entry}))
+    sys.stderr.write(f"prism: error: {entry['message']}\n")
+    return int(entry.get("returncode") or code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""Graph collection: a few ranks run the program, each against absent peers, and stand for all the others."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+import os
+import resource
+import shlex
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from prism_core import _native
+from prism_core.command import ProgramCommand, check_world_size, parse_command
+from prism_core.config import CollectConfig, Device, parse_device, parse_ranks
+from prism_core.environment import Placement
+from prism_core.errors import ConfigError, SessionError
+from prism_core.launch import RankGroup, await_engine, failure_of
+from prism_core.roles import Distinction, Positions, RoleFinder, Roles, distinctions
+from prism_core.store import RendezvousServer
+
+logger = logging.getLogger(__name__)
+
+
+def collect(config: CollectConfig) -> dict[str, Any]:
+    """Runs representative ranks, infers the rest, writes the graph; returns the summary."""
+    start = time.monotonic_ns()
+    if config.world_size < 1:
+        raise ConfigError(f"a job has at least one rank, not {config.world_size}")
+    device = parse_device(config.device)
+    program = parse_command(config.command)
+    check_world_size(program, config.world_size, "--world-size says")
+    _check_output(config.output)
+    collector = _Collector(config, device, program)
+    roles = collector.find_roles()
+    graph = collector.assemble(roles)
+    graph_bytes = graph.save(str(config.output))
+    summary = collector.summary(roles)
+    return {
+        "world_size": config.world_size,
+        "ops": graph.num_ops,
+        "graph_bytes": graph_bytes,
+        "graph": str(config.output),
+        **summary,
+        "wall_ns": time.monotonic_ns() - start,
+        **memory_figures(),
+    }
+
+
+def memory_figures() -> dict[str, int]:
+    """Largest resident sets so far: of this process, and of any one rank's process."""
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    rank = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return {"peak_rss_bytes": own * 1024, "peak_rank_rss_bytes": rank * 1024}
+
+
+def tool_version() -> str:
+    """Version of this package."""
+    try:
+        return importlib.metadata.version("prism_core")
+    except importlib.metadata.PackageNotFoundError:
+        return str(_native.build_info().get("version", "unknown"))
+
+
+def _check_output(output: Path) -> None:
+    """Before minutes are spent, not after."""
+    if not output.parent.is_dir():
+        raise ConfigError(f"the folder of {output} does not exist")
+
+
+class _Collector:
+    """One collection under way."""
+
+    def __init__(self, config: CollectConfig, device: Device, program: ProgramCommand) -> None:
+        self._config = config
+        self._device = device
+        self._program = program
+        self._gpus_per_node = device.gpus_per_node
+        self._logs = (config.run_folder or config.output.with_suffix(".logs")).absolute()
+        self._store_notes: dict[tuple[str, str], dict[str, str]] = {}
+        self._published: dict[bytes, bytes] = {}
+        self._notes: set[str] = set()
+        self._ranks: dict[int, dict[str, Any]] = {}
+        self._finder = RoleFinder(
+            world_size=config.world_size,
+            gpus_per_node=self._gpus_per_node,
+            run=self.run,
+            num_verified=config.num_verified,
+            seed=config.seed,
+            may_add=config.ranks == "auto",
+        )
+
+    def find_roles(self) -> Roles:
+        """Runs ranks until every rank has a recording that stands for it."""
+        world_size = self._config.world_size
+        base = world_size // 2
+        if self._config.ranks == "all":
+            return self._finder.run_all()
+        if self._config.ranks == "auto":
+            first = sorted({base, 0, world_size - 1})
+        else:
+            first = parse_ranks(self._config.ranks, world_size)
+            base = min(first, key=lambda rank: (rank in (0, world_size - 1), abs(rank - base)))
+        return self._finder.infer(first, base, self._ways)
+
+    def _ways(self, recording: Any) -> list[Distinction]:
+        info = json.loads(recording.info_json())
+        positions = Positions([group["ranks"] for group in info["groups"]], self._config.world_size)
+        return distinctions(positions, recording.rank, info["p2p_ordinals"], self._gpus_per_node)
+
+    def run(self, ranks: Sequence[int]) -> list[Any]:
+        """Runs ranks in a session of their own; their recordings, in the same order."""
+        logger.info("running %s of %d ranks", _enumerate(ranks), self._config.world_size)
+        session = _native.Session(self._session_options(ranks))
+        world_size = self._config.world_size
+        with (
+            tempfile.TemporaryDirectory(prefix="prism-") as folder,
+            RendezvousServer(session, world_size, num_live=1, published=self._published) as store,
+        ):
+            placement = Placement(
+                world_size=world_size,
+                gpus_per_node=self._gpus_per_node,
+                device=self._device.kind,
+                socket=session.listen(folder),
+                store_host=store.host,
+                store_port=store.port,
+            )
+            jobs = self._config.jobs or os.cpu_count() or 1
+            group = RankGroup(session, self._program.argv, placement, self._logs, jobs=jobs, echo=self._config.echo)
+            result = group.run(ranks)
+            await_engine(session, ranks)
+            failure = failure_of(result, session, self._logs)
+            recordings = [] if failure else [session.recording(rank) for rank in ranks]
+            self._published = dict(store.state.published)
+            self._store_notes.update({(note["rule"], note["key"]): note for note in store.notes()})
+            session.finish()
+        if failure is not None:
+            raise failure
+        for recording in recordings:
+            self._look_at(recording)
+        return recordings
+
+    def _session_options(self, ranks: Sequence[int]) -> str:
+        options = {
+            "mode": "collect",
+            "world_size": self._config.world_size,
+            "live": list(ranks),
+            "profile": self._device.profile,
+        }
+        return json.dumps(options)
+
+    def _look_at(self, recording: Any) -> None:
+        """Refuses a recording that ties its rank to nobody, and keeps what the user should know of it."""
+        info = json.loads(recording.info_json())
+        if self._config.world_size > 1 and not info["comms"]:
+            raise SessionError(
+                f"rank {recording.rank} ran to its end and never made a NCCL communicator: "
+                f"nothing ties it to the other {self._config.world_size - 1} ranks"
+            )
+        if info["iterations"] == 0:
+            self._notes.add("no optimizer step was seen: the graph has no iteration times")
+        for name, count in info["unsupported"].items():
+            self._notes.add(f"rank {recording.rank} called {name}, which is not supported ({count} times)")
+        self._ranks[recording.rank] = {
+            "rank": recording.rank,
+            "ops": recording.num_ops,
+            **{key: info[key] for key in ("iterations", "peak_allocated_bytes", "peak_reserved_bytes", "notes")},
+        }
+
+    def assemble(self, roles: Roles) -> _native.Graph:
+        """The graph of all ranks."""
+        run = sorted(self._finder.recordings)
+        index_of = {rank: index for index, rank in enumerate(run)}
+        recordings = [self._finder.recordings[rank] for rank in run]
+        assignment = [index_of[rank] for rank in roles.assignment]
+        return _native.assemble(self._config.world_size, recordings, assignment, json.dumps(self._meta(roles)))
+
+    def _meta(self, roles: Roles) -> dict[str, str]:
+        num_run = len(self._finder.recordings)
+        return {
+            "command": shlex.join(self._config.command),
+            "device": self._config.device,
+            "profile": self._device.profile,
+            "ranks_run": str(num_run),
+            "ranks_inferred": str(self._config.world_size - num_run),
+            "ranks_verified": str(len(roles.verified)),
+            "role_distinction": roles.distinction,
+            "seed": str(self._config.seed),
+            "tool_version": tool_version(),
+        }
+
+    def summary(self, roles: Roles) -> dict[str, Any]:
+        """What was run and what was inferred."""
+        run = sorted(self._finder.recordings)
+        return {
+            "ranks_run": run,
+            "ranks_inferred": self._config.world_size - len(run),
+            "ranks_verified": roles.verified,
+            "roles": roles.num_roles,
+            "role_distinction": roles.distinction,
+            "ranks": [self._ranks[rank] for rank in run],
+            "store": [note for _, note in sorted(self._store_notes.items())],
+            "notes": sorted(self._notes),
+            "logs": str(self._logs),
+        }
+
+
+def _enumerate(ranks: Sequence[int]) -> str:
+    """Names a few ranks, counts many."""
+    if len(ranks) > 8:
+        return f"{len(ranks)} ranks ({ranks[0]} to {ranks[-1]})"
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def collect_program(
+    command: Sequence[str], world_size: int, output: str | os.PathLike[str], **options: Any
+) -> dict[str, Any]:
+    """Collects the graph of a job of `world_size` ranks that run `command`; see `CollectConfig` for the options.
+
+    Returns:
+        The summary that `prism collect --json` prints.
+    """
+    config = CollectConfig(command=command, world_size=world_size, output=Path(output))
+    return collect(replace(config, **options))

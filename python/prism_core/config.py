@@ -1,0 +1,153 @@
+"""What a run is asked to do: plain typed values, checked once, and the reading of their command-line forms."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from prism_core import _native
+from prism_core.errors import ConfigError
+
+DeviceKind = Literal["emulated", "real", "host"]
+DEFAULT_DEVICE = "emulated:h100-sxm"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The device ranks run on, and the profile (TOML text) that gives its speed and its node."""
+
+    kind: DeviceKind
+    profile: str
+
+    @property
+    def gpus_per_node(self) -> int:
+        """Devices a node shows to its processes."""
+        try:
+            gpus = tomllib.loads(self.profile)["node"]["gpus"]
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"the device profile is not TOML: {error}") from error
+        except (KeyError, TypeError) as error:
+            raise ConfigError("the device profile has no [node] table with `gpus`") from error
+        if not isinstance(gpus, int) or gpus < 1:
+            raise ConfigError(f"the device profile says a node has {gpus!r} GPUs")
+        return gpus
+
+
+def parse_device(text: str) -> Device:
+    """Reads `KIND[:PROFILE]`: the profile is the name of a built-in one or a path to a TOML file."""
+    kind, _, profile = text.partition(":")
+    if kind == "emulated":
+        return Device("emulated", read_profile(profile or DEFAULT_DEVICE.partition(":")[2]))
+    if kind in get_args(DeviceKind):
+        raise ConfigError(f"device '{kind}' is not available yet: use emulated[:PROFILE]")
+    raise ConfigError(f"device '{text}' is unknown: write emulated[:PROFILE]")
+
+
+def read_profile(name: str) -> str:
+    """TOML text of a built-in profile or of a file."""
+    if name in _native.profile_names():
+        return _native.profile_toml(name)
+    path = Path(name)
+    if path.suffix == ".toml" and path.is_file():
+        return path.read_text(encoding="utf-8")
+    known = ", ".join(_native.profile_names())
+    raise ConfigError(f"'{name}' is neither a device profile ({known}) nor a .toml file")
+
+
+def parse_ranks(text: str, world_size: int) -> list[int]:
+    """Reads `0,5,8-11` into ranks in ascending order; every one must be below `world_size`."""
+    ranks: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        try:
+            ranks.update(range(int(first), int(last if dash else first) + 1))
+        except ValueError:
+            raise ConfigError(f"'{part.strip()}' in '{text}' is not a rank or a range of ranks") from None
+    return check_ranks(ranks, world_size)
+
+
+def check_ranks(ranks: Iterable[int], world_size: int) -> list[int]:
+    """The ranks in ascending order, each once."""
+    checked = sorted(set(ranks))
+    if not checked:
+        raise ConfigError("no rank is named")
+    for rank in (checked[0], checked[-1]):
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"rank {rank} is outside the job: it has {world_size} ranks, 0 to {world_size - 1}")
+    return checked
+
+
+def parse_slow(items: Sequence[str]) -> dict[int, float]:
+    """Reads `RANK=FACTOR` items."""
+    slow: dict[int, float] = {}
+    for item in items:
+        rank, _, factor = item.partition("=")
+        try:
+            slow[int(rank)] = float(factor)
+        except ValueError:
+            raise ConfigError(f"'{item}' is not of the form RANK=FACTOR, for example 4242=1.3") from None
+    return slow
+
+
+def check_slow(slow: Mapping[int, float], world_size: int) -> dict[str, float]:
+    """The slow-down factors as the engine takes them."""
+    if slow:
+        check_ranks(slow, world_size)
+    for rank, factor in slow.items():
+        if not 0.0 < factor < float("inf"):
+            raise ConfigError(f"the factor of rank {rank} must be a positive number, not {factor}")
+    return {str(rank): float(factor) for rank, factor in sorted(slow.items())}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectConfig:
+    """One `prism collect`."""
+
+    command: Sequence[str]
+    output: Path
+    world_size: int
+    device: str = DEFAULT_DEVICE
+    #: `auto`, `all`, or a list such as `0,5,8-11`.
+    ranks: str = "auto"
+    #: How many inferred ranks to run as a check.
+    num_verified: int = 2
+    seed: int = 0
+    #: Processes at a time; 0 = one per CPU.
+    jobs: int = 0
+    #: Where logs go; default: beside the output.
+    run_folder: Path | None = None
+    echo: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulateConfig:
+    """One `prism emulate`."""
+
+    command: Sequence[str]
+    graph: Path
+    output: Path
+    sandbox: Sequence[int]
+    slow: Mapping[int, float] = field(default_factory=dict)
+    perturb: Path | None = None
+    #: Default: the device the graph was collected on.
+    device: str | None = None
+    echo: bool = True
+
+
+def read_perturbations(path: Path | None) -> dict[int, float]:
+    """Slow-down factors of a perturbation file: a table `[slow]` with `RANK = FACTOR`."""
+    if path is None:
+        return {}
+    try:
+        document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+    unknown = sorted(set(document) - {"slow"})
+    if unknown:
+        raise ConfigError(f"{path}: perturbation '{unknown[0]}' is unknown; known: slow")
+    return parse_slow([f"{rank}={factor}" for rank, factor in document.get("slow", {}).items()])

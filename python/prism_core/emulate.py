@@ -1,0 +1,142 @@
+"""Hybrid emulation: some ranks run the program, all others are replayed from the graph."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shlex
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from prism_core import _native
+from prism_core.collect import memory_figures, tool_version
+from prism_core.command import check_world_size, parse_command
+from prism_core.config import (
+    EmulateConfig,
+    check_ranks,
+    check_slow,
+    parse_device,
+    read_perturbations,
+)
+from prism_core.environment import Placement
+from prism_core.errors import ConfigError, error_entry
+from prism_core.launch import GroupResult, RankGroup, await_engine, failure_of
+from prism_core.replay import open_graph
+from prism_core.report import write_run
+from prism_core.store import RendezvousServer
+
+logger = logging.getLogger(__name__)
+
+
+def emulate(config: EmulateConfig) -> dict[str, Any]:
+    """Runs the sandbox ranks against the graph, writes the run folder; returns summary and timing in one.
+
+    If a rank dies, what is known so far is written before the error is raised.
+    """
+    start = time.monotonic_ns()
+    graph = open_graph(config.graph)
+    sandbox = check_ranks(config.sandbox, graph.world_size)
+    slow = check_slow({**read_perturbations(config.perturb), **config.slow}, graph.world_size)
+    program = parse_command(config.command)
+    check_world_size(program, graph.world_size, f"{config.graph} is a graph of")
+    device = parse_device(config.device or graph.meta.get("device", ""))
+    if config.device is None:
+        device = replace(device, profile=graph.meta.get("profile", device.profile))
+    logs = _make_run_folder(config.output)
+    options = {
+        "mode": "emulate",
+        "world_size": graph.world_size,
+        "profile": device.profile,
+        "live": sandbox,
+        "slow": slow,
+    }
+    session = _native.Session(json.dumps(options), graph)
+    with (
+        tempfile.TemporaryDirectory(prefix="prism-") as folder,
+        RendezvousServer(session, graph.world_size, len(sandbox)) as store,
+    ):
+        placement = Placement(
+            world_size=graph.world_size,
+            gpus_per_node=device.gpus_per_node,
+            device=device.kind,
+            socket=session.listen(folder),
+            store_host=store.host,
+            store_port=store.port,
+        )
+        result = RankGroup(session, program.argv, placement, logs, echo=config.echo).run(sandbox)
+        await_engine(session, sandbox)
+        failure = failure_of(result, session, logs)
+        notes = store.notes()
+        found: dict[str, Any] = json.loads(session.finish())
+    summary = {
+        **found,
+        "sandbox": sandbox,
+        "slow": slow,
+        "command": shlex.join(config.command),
+        "store": notes,
+        "notes": _notes(found),
+        "tool_version": tool_version(),
+        "error": error_entry(failure) if failure is not None else None,
+    }
+    timing = _timing(found, result, time.monotonic_ns() - start)
+    write_run(config.output, summary, timing)
+    if failure is not None:
+        raise failure
+    return {**summary, **timing, "run": str(config.output)}
+
+
+def _make_run_folder(folder: Path) -> Path:
+    """The folder for logs, in a new run folder or one that holds an earlier run."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file: -o names a folder")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "summary.json").exists():
+        raise ConfigError(f"{folder} holds other files: -o names a new folder or that of an earlier run")
+    logs = folder.absolute() / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    for old in [*logs.glob("rank-*.log"), *folder.glob("*.json"), *folder.glob("report.html")]:
+        old.unlink()
+    return logs
+
+
+def _notes(found: dict[str, Any]) -> list[str]:
+    """What a reader of the figures must know."""
+    notes = []
+    for rank in found["ranks"]:
+        if found["world_size"] > 1 and not rank["communicators"]:
+            notes.append(f"rank {rank['rank']} never called NCCL: nothing ties it to the other ranks")
+        if rank["iterations"] == 0:
+            notes.append(f"rank {rank['rank']} finished no optimizer step: it has no iteration times")
+    return notes
+
+
+def _timing(found: dict[str, Any], result: GroupResult, wall_ns: int) -> dict[str, Any]:
+    """What depends on the machine and its load; the overhead is real time over emulated time."""
+    longest = max((sum(rank["iteration_time_ns"]) for rank in found["ranks"]), default=0)
+    slowest = max(result.wall_ns.values(), default=0)
+    return {
+        "wall_ns": wall_ns,
+        "rank_wall_ns": {str(rank): spent for rank, spent in sorted(result.wall_ns.items())},
+        "overhead": round(slowest / longest, 3) if longest else None,
+        **memory_figures(),
+    }
+
+
+def emulate_program(
+    command: Sequence[str],
+    graph: str | os.PathLike[str],
+    sandbox: Sequence[int],
+    output: str | os.PathLike[str],
+    **options: Any,
+) -> dict[str, Any]:
+    """Emulates `command` as the sandbox ranks of the graph's job; see `EmulateConfig` for the options.
+
+    Returns:
+        The summary that `prism emulate --json` prints.
+    """
+    config = EmulateConfig(command=command, graph=Path(graph), sandbox=list(sandbox), output=Path(output))
+    return emulate(replace(config, **options))

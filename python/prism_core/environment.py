@@ -1,0 +1,114 @@
+"""What a rank's process finds in its environment: the place torchrun would give it, and the preloaded libraries."""
+
+from __future__ import annotations
+
+import os
+import platform
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from prism_core.errors import ShimError
+
+_PACKAGE = Path(__file__).resolve().parent
+SHIM_FOLDER = _PACKAGE / "_shim"
+BOOTSTRAP_FOLDER = _PACKAGE / "_bootstrap"
+SHIM_NAMES = ("libprism_cuda.so", "libprism_nccl.so", "libprism_nvml.so")
+HOW_TO_BUILD = "build it with `make build`"
+#: Exit code of an interpreter that finds itself without the preload (set by the hook, which imports nothing of ours).
+EXIT_NO_PRELOAD = 97
+
+#: ELF machine numbers (elf.h) by the name Python gives the machine.
+_ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where ranks live and whom they talk to."""
+
+    world_size: int
+    gpus_per_node: int
+    device: str
+    socket: str
+    store_host: str
+    store_port: int
+
+
+def check_shims(folder: Path = SHIM_FOLDER) -> list[Path]:
+    """The libraries to preload, checked: the loader only warns about one that it cannot use."""
+    paths = [folder / name for name in SHIM_NAMES]
+    for path in paths:
+        problem = shim_problem(path)
+        if problem is not None:
+            raise ShimError(problem)
+    return paths
+
+
+def shim_problem(path: Path) -> str | None:
+    """Why the library cannot be preloaded here, or `None`."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(20)
+    except OSError:
+        return f"{path.name} is missing in {path.parent}: {HOW_TO_BUILD}"
+    if len(header) < 20 or header[:4] != b"\x7fELF":
+        return f"{path} is not an ELF library: {HOW_TO_BUILD}"
+    (machine,) = struct.unpack_from("<H" if header[5] == 1 else ">H", header, 18)
+    ours = _ELF_MACHINES.get(platform.machine())
+    if header[4] != 2 or machine != ours:
+        names = {number: name for name, number in _ELF_MACHINES.items()}
+        theirs = names.get(machine, f"ELF machine {machine}") if header[4] == 2 else "a 32-bit machine"
+        return f"{path.name} is built for {theirs}, this machine is {platform.machine()}: {HOW_TO_BUILD}"
+    return None
+
+
+def preload_variable(shims: list[Path], existing: str | None) -> str:
+    """Value of LD_PRELOAD: ours first, then what was there."""
+    return ":".join([*map(str, shims), *([existing] if existing else [])])
+
+
+def rank_environment(rank: int, placement: Placement, shims: list[Path], base: Mapping[str, str]) -> dict[str, str]:
+    """The whole environment of one rank's process."""
+    kept = {name: value for name, value in base.items() if not name.startswith(("PRISM_", "TORCHELASTIC_"))}
+    kept.setdefault("OMP_NUM_THREADS", "1")
+    kept.setdefault("PYTHONHASHSEED", "0")
+    kept.setdefault("TORCH_GLOO_LAZY_INIT", "1")
+    return kept | _torchrun_variables(rank, placement) | _our_variables(rank, placement, shims, base)
+
+
+def _torchrun_variables(rank: int, placement: Placement) -> dict[str, str]:
+    """What torchrun tells a worker, as if one agent per node had started it and hosted the store."""
+    world, per_node = placement.world_size, placement.gpus_per_node
+    node, local_rank = divmod(rank, per_node)
+    num_nodes = -(-world // per_node)
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(min(per_node, world - node * per_node)),
+        "GROUP_RANK": str(node),
+        "GROUP_WORLD_SIZE": str(num_nodes),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(world),
+        "MASTER_ADDR": placement.store_host,
+        "MASTER_PORT": str(placement.store_port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RUN_ID": "prism",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }
+
+
+def _our_variables(rank: int, placement: Placement, shims: list[Path], base: Mapping[str, str]) -> dict[str, str]:
+    python_path = [str(BOOTSTRAP_FOLDER), *([base["PYTHONPATH"]] if base.get("PYTHONPATH") else [])]
+    return {
+        "PRISM_SESSION": placement.socket,
+        "PRISM_RANK": str(rank),
+        "PRISM_WORLD_SIZE": str(placement.world_size),
+        "PRISM_DEVICE": placement.device,
+        "LD_PRELOAD": preload_variable(shims, base.get("LD_PRELOAD")),
+        "PYTHONPATH": os.pathsep.join(python_path),
+    }

@@ -1,0 +1,63 @@
+"""Every error the package raises on purpose; all of them are [`PrismError`][prism_core.errors.PrismError]s."""
+
+from typing import Any
+
+from prism_core._native import (
+    ConfigError,
+    DeadlockError,
+    GraphFormatError,
+    MismatchError,
+    PrismError,
+    ShimError,
+)
+
+__all__ = [
+    "ConfigError",
+    "DeadlockError",
+    "GraphFormatError",
+    "MismatchError",
+    "PrismError",
+    "RankFailedError",
+    "RoleError",
+    "SessionError",
+    "ShimError",
+    "TorchMissingError",
+    "error_entry",
+]
+
+
+class SessionError(PrismError):
+    """The engine stopped a run (deadlock, mismatch, refused request); the message is the engine's."""
+
+
+class RoleError(PrismError):
+    """Ranks taken for equals ran different programs, and no finer distinction of roles explains it."""
+
+
+class TorchMissingError(PrismError):
+    """The program needs PyTorch and PyTorch is not installed."""
+
+
+class RankFailedError(PrismError):
+    """A process of the training program died.
+
+    Attributes:
+        rank: The rank it played.
+        returncode: Its exit code, as a shell would report it (128 + signal number for a signal).
+        last_op: The last operation the engine saw of it, or an empty string.
+    """
+
+    def __init__(self, message: str, *, rank: int, returncode: int, last_op: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.returncode = returncode
+        self.last_op = last_op
+
+
+def error_entry(error: Exception) -> dict[str, Any]:
+    """The error as it appears in JSON documents."""
+    entry: dict[str, Any] = {"kind": type(error).__name__, "message": str(error)}
+    for name in ("rank", "returncode", "last_op"):
+        if hasattr(error, name):
+            entry[name] = getattr(error, name)
+    return entry

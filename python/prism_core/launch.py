@@ -1,0 +1,326 @@
+"""Starts ranks as processes, watches them, and ends all of them when one fails."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from prism_core.environment import EXIT_NO_PRELOAD, Placement, check_shims, rank_environment
+from prism_core.errors import (
+    DeadlockError,
+    MismatchError,
+    PrismError,
+    RankFailedError,
+    SessionError,
+    ShimError,
+    TorchMissingError,
+)
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.02
+STATUS_EVERY_S = 0.25
+#: How long the other ranks may take to notice a failure by themselves before they are ended.
+GRACE_S = 5.0
+TERMINATE_S = 2.0
+
+_NO_TORCH = re.compile(
+    r"No module named 'torch'"
+    r"|lib(?:cu|nccl|nv)\w*\.so\S*(?:: cannot open shared object file| not found in the system path)"
+)
+#: How the engine's texts begin, by kind.
+_VERDICTS: tuple[tuple[type[PrismError], re.Pattern[str]], ...] = (
+    (DeadlockError, re.compile(r"^(?:rank \d+: )?deadlock\b")),
+    (MismatchError, re.compile(r"^(?:rank \d+: )?(?:collective|message) \d+ of communicator\b")),
+)
+HOW_TO_INSTALL_TORCH = "install it with `python -m prism_core.slim`"
+
+
+class SessionLike(Protocol):
+    """The part of a session the launcher needs."""
+
+    def process_exited(self, rank: int, returncode: int) -> None:
+        """Tells the engine that a rank's process is over."""
+        ...
+
+    def status_json(self) -> str:
+        """State of the session and of each rank."""
+        ...
+
+
+@dataclass(slots=True)
+class RankStatus:
+    """What the engine knows of a rank."""
+
+    connected: bool = False
+    finished: bool = False
+    records: int = 0
+    iterations: int = 0
+    last_op: str = ""
+
+
+@dataclass(slots=True)
+class GroupResult:
+    """How a group of ranks ended.
+
+    Attributes:
+        returncodes: Exit code per rank that ran to its end, as a shell reports it.
+        wall_ns: How long the process of each of them ran.
+        failed_rank: The first rank that ended with another code than 0.
+        session_failure: The engine's text, if it stopped the run.
+    """
+
+    returncodes: dict[int, int] = field(default_factory=dict)
+    wall_ns: dict[int, int] = field(default_factory=dict)
+    failed_rank: int | None = None
+    session_failure: str | None = None
+
+
+def session_status(session: SessionLike) -> tuple[str | None, dict[int, RankStatus]]:
+    """The session's failure text, if any, and the state of its ranks."""
+    document: dict[str, Any] = json.loads(session.status_json())
+    ranks = {int(rank): RankStatus(**_known(state)) for rank, state in document["ranks"].items()}
+    return document["failed"], ranks
+
+
+def _known(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: state[name] for name in RankStatus.__slots__ if state.get(name) is not None}
+
+
+def log_path(folder: Path, rank: int) -> Path:
+    """Where the output of a rank goes."""
+    return folder / f"rank-{rank}.log"
+
+
+class _RankProcess:
+    """One running rank and the thread that copies its output."""
+
+    def __init__(self, rank: int, argv: Sequence[str], environment: dict[str, str], log: Path, *, echo: bool) -> None:
+        self.rank = rank
+        self.start_ns = time.monotonic_ns()
+        self._process = subprocess.Popen(
+            argv,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        prefix = f"[rank {rank}] " if echo else None
+        self._copier = threading.Thread(target=_copy_output, args=(self._process.stdout, log, prefix), daemon=True)
+        self._copier.start()
+
+    def poll(self) -> int | None:
+        """The exit code once the process is over."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        self._copier.join(timeout=TERMINATE_S)  # a grandchild may keep the pipe open
+        return code if code >= 0 else 128 - code
+
+    def signal(self, number: int) -> None:
+        """Signals the process and its children."""
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            return
+
+    def end(self) -> None:
+        """Ends the process and its children, gently first."""
+        self.signal(signal.SIGTERM)
+        try:
+            self._process.wait(timeout=TERMINATE_S)
+        except subprocess.TimeoutExpired:
+            logger.debug("rank %d does not end on SIGTERM", self.rank)
+        self.signal(signal.SIGKILL)
+        self._process.wait()
+        self._copier.join(timeout=TERMINATE_S)
+
+
+def _copy_output(pipe: IO[bytes], log: Path, prefix: str | None) -> None:
+    with pipe, log.open("wb") as file:
+        for line in iter(pipe.readline, b""):
+            file.write(line)
+            file.flush()
+            if prefix is not None:
+                sys.stderr.write(prefix + line.decode(errors="replace"))
+
+
+class RankGroup:
+    """Runs one command as several ranks.
+
+    Args:
+        session: The engine's side.
+        argv: Program and arguments, the same for all ranks.
+        placement: World size, node, session and store.
+        logs: Folder for the ranks' output.
+        jobs: How many processes may run at a time; 0 = all of them.
+        echo: Also copy the output to stderr, each line with its rank.
+    """
+
+    def __init__(
+        self,
+        session: SessionLike,
+        argv: Sequence[str],
+        placement: Placement,
+        logs: Path,
+        *,
+        jobs: int = 0,
+        echo: bool = False,
+    ) -> None:
+        self._session = session
+        self._argv = list(argv)
+        self._placement = placement
+        self._logs = logs
+        self._jobs = jobs
+        self._echo = echo
+        self._running: dict[int, _RankProcess] = {}
+        self._shims = check_shims()
+
+    def run(self, ranks: Sequence[int]) -> GroupResult:
+        """Runs the ranks to their end, or until one fails or the engine stops the run."""
+        self._logs.mkdir(parents=True, exist_ok=True)
+        result = GroupResult()
+        waiting = deque(ranks)
+        with _terminate_as_exit():
+            try:
+                self._watch(waiting, result)
+                if result.failed_rank is not None or result.session_failure is not None:
+                    self._await_others(result)
+            finally:
+                for process in self._running.values():
+                    process.end()
+                self._running.clear()
+        return result
+
+    def _watch(self, waiting: deque[int], result: GroupResult) -> None:
+        next_status = time.monotonic() + STATUS_EVERY_S
+        while waiting or self._running:
+            while waiting and (self._jobs <= 0 or len(self._running) < self._jobs):
+                self._start(waiting.popleft())
+            self._reap(result)
+            if result.failed_rank is None and time.monotonic() >= next_status:
+                result.session_failure = session_status(self._session)[0]
+                next_status = time.monotonic() + STATUS_EVERY_S
+            if result.failed_rank is not None or result.session_failure is not None:
+                return
+            time.sleep(POLL_S)
+
+    def _start(self, rank: int) -> None:
+        environment = rank_environment(rank, self._placement, self._shims, os.environ)
+        try:
+            process = _RankProcess(rank, self._argv, environment, log_path(self._logs, rank), echo=self._echo)
+        except OSError as error:
+            raise RankFailedError(
+                f"cannot start `{self._argv[0]}`: {error.strerror}", rank=rank, returncode=127, last_op=""
+            ) from error
+        self._running[rank] = process
+
+    def _reap(self, result: GroupResult) -> None:
+        for rank, process in list(self._running.items()):
+            code = process.poll()
+            if code is None:
+                continue
+            del self._running[rank]
+            result.returncodes[rank] = code
+            result.wall_ns[rank] = time.monotonic_ns() - process.start_ns
+            if code != 0 and result.session_failure is None:
+                result.session_failure = session_status(self._session)[0]  # the engine stopped it, if it has a reason
+            self._session.process_exited(rank, code)
+            if code != 0 and result.failed_rank is None:
+                result.failed_rank = rank
+
+    def _await_others(self, result: GroupResult) -> None:
+        """Lets the other ranks report the failure in their own words."""
+        deadline = time.monotonic() + GRACE_S
+        while self._running and time.monotonic() < deadline:
+            self._reap(result)
+            time.sleep(POLL_S)
+
+
+@contextmanager
+def _terminate_as_exit() -> Iterator[None]:
+    """Turns SIGTERM into an exception, so that the ranks are ended as on Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def await_engine(session: SessionLike, ranks: Iterable[int]) -> None:
+    """Waits until the engine has taken in all that the ended processes sent."""
+    deadline = time.monotonic() + GRACE_S
+    while time.monotonic() < deadline:
+        _, status = session_status(session)
+        if all(state.finished or not state.connected for state in map(status.get, ranks) if state is not None):
+            return
+        time.sleep(POLL_S)
+    logger.warning("the engine still reads records of processes that have ended")
+
+
+def failure_of(result: GroupResult, session: SessionLike, logs: Path) -> PrismError | None:
+    """Why the run is not complete, or `None`: a dead rank, the engine's verdict, or a rank that never connected."""
+    failed, status = session_status(session)
+    if result.session_failure is not None:
+        return session_error(result.session_failure)
+    if result.failed_rank is not None:
+        return _rank_failure(result.failed_rank, result.returncodes[result.failed_rank], status, logs)
+    if failed is not None:
+        return session_error(failed)
+    for rank in sorted(result.returncodes):
+        if not status.get(rank, RankStatus()).connected:
+            return SessionError(
+                f"rank {rank} ended without one CUDA or NCCL call under the preload: "
+                "is this the training program, and does `prism doctor` say the preload is in place?"
+            )
+    return None
+
+
+def session_error(text: str) -> PrismError:
+    """The exception for the engine's verdict."""
+    for kind, pattern in _VERDICTS:
+        if pattern.search(text):
+            return kind(text)
+    return SessionError(text)
+
+
+def _rank_failure(rank: int, code: int, ranks: dict[int, RankStatus], logs: Path) -> PrismError:
+    status = ranks.get(rank, RankStatus())
+    path = log_path(logs, rank)
+    if code == EXIT_NO_PRELOAD and not status.connected:
+        return ShimError(f"rank {rank} ran without the preloaded libraries: ask `prism doctor` ({path})")
+    if _NO_TORCH.search(_read_tail(path)) and not status.connected:
+        return TorchMissingError(f"rank {rank} cannot import PyTorch: {HOW_TO_INSTALL_TORCH} ({path})")
+    where = "before its first op"
+    if status.last_op:
+        where = f"after {status.iterations} iterations, last op: {status.last_op}"
+    message = f"rank {rank} ended with exit code {code} {where} (output: {path})"
+    return RankFailedError(message, rank=rank, returncode=code, last_op=status.last_op)
+
+
+def _read_tail(path: Path, num_bytes: int = 16 * 1024) -> str:
+    try:
+        return path.read_bytes()[-num_bytes:].decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,91 @@
+"""Replay: the iteration time of a whole job from its graph, no process run."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from prism_core import _native
+from prism_core.config import check_slow, read_perturbations
+from prism_core.errors import ConfigError
+
+Contention = Literal["none", "fair-share"]
+
+
+class ReplayResult:
+    """What a replay found; its attributes are the keys of `prism replay --json`."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        """Takes the engine's document."""
+        self._document = dict(document)
+
+    def __getattr__(self, name: str) -> Any:
+        """An entry of the document."""
+        try:
+            return self.__dict__["_document"][name]
+        except KeyError:
+            raise AttributeError(f"a replay has no {name}") from None
+
+    def __dir__(self) -> list[str]:
+        """The document's keys, for completion."""
+        return [*super().__dir__(), *self._document]
+
+    def __repr__(self) -> str:
+        """The figures one looks at first."""
+        return f"ReplayResult(world_size={self.world_size}, iteration_time_ns={self.iteration_time_ns})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole document."""
+        return dict(self._document)
+
+
+def open_graph(path: str | os.PathLike[str]) -> _native.Graph:
+    """Opens a graph file; `.txt` files are read as the text form."""
+    location = Path(path)
+    try:
+        if location.suffix == ".txt":
+            return _native.Graph.from_text(location.read_text(encoding="utf-8"))
+        return _native.Graph.open(str(location))
+    except OSError as error:
+        raise ConfigError(f"cannot open {location}: {error.strerror or error}") from error
+
+
+def replay(
+    graph_or_path: _native.Graph | str | os.PathLike[str],
+    contention: Contention = "none",
+    symmetry: bool = True,
+    slow: Mapping[int, float] | None = None,
+    perturb: str | os.PathLike[str] | None = None,
+) -> ReplayResult:
+    """Replays a graph from virtual ranks only.
+
+    Args:
+        graph_or_path: The graph, or the path of its file.
+        contention: How messages share a network card.
+        symmetry: Evaluate equal ranks once.
+        slow: Slow-down of single ranks' compute, for example `{4242: 1.3}`.
+        perturb: A file of perturbations (TOML).
+
+    Returns:
+        The result: iteration times in ns, ops evaluated, wall time, and more.
+    """
+    start = time.monotonic_ns()
+    graph = graph_or_path if isinstance(graph_or_path, _native.Graph) else open_graph(graph_or_path)
+    factors = {**read_perturbations(Path(perturb) if perturb is not None else None), **(slow or {})}
+    options = {"slow": check_slow(factors, graph.world_size), "contention": contention, "symmetry": symmetry}
+    document = json.loads(_native.replay_json(graph, json.dumps(options)))
+    document["wall_ns"] = time.monotonic_ns() - start
+    document["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return ReplayResult(document)
+
+
+def inspect(graph_or_path: _native.Graph | str | os.PathLike[str]) -> dict[str, Any]:
+    """What is in a graph: ranks, roles, communicators, ops, bytes, provenance."""
+    graph = graph_or_path if isinstance(graph_or_path, _native.Graph) else open_graph(graph_or_path)
+    summary: dict[str, Any] = json.loads(graph.summary_json())
+    return summary

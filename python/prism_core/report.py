@@ -1,0 +1,250 @@
+"""Reports: the run folder (summary.json, timing.json, report.html) and the texts the commands print.
+
+`summary.json` holds what every equal run finds, byte for byte; what depends on the machine is in `timing.json`.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prism_core.errors import ConfigError
+
+SUMMARY = "summary.json"
+TIMING = "timing.json"
+REPORT = "report.html"
+
+_MIB = 1 << 20
+_SHOWN = 8
+
+
+def to_json(document: Any) -> str:
+    """The document as text that is the same for equal documents."""
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def write_run(folder: Path, summary: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
+    """Writes the files of a run folder."""
+    (folder / SUMMARY).write_text(to_json(summary), encoding="utf-8")
+    (folder / TIMING).write_text(to_json(timing), encoding="utf-8")
+    (folder / REPORT).write_text(to_html(summary, timing), encoding="utf-8")
+
+
+def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Summary and timing of a run folder."""
+    documents = []
+    for name in (SUMMARY, TIMING):
+        try:
+            documents.append(json.loads((folder / name).read_text(encoding="utf-8")))
+        except OSError as error:
+            raise ConfigError(f"{folder} is not a run folder: cannot read {name} ({error.strerror})") from error
+        except ValueError as error:
+            raise ConfigError(f"{folder / name} is damaged: {error}") from error
+    return documents[0], documents[1]
+
+
+# Texts
+
+
+def _milliseconds(nanoseconds: float) -> str:
+    return f"{nanoseconds / 1e6:.3f} ms"
+
+
+def _mebibytes(size: float) -> str:
+    return f"{size / _MIB:.2f} MiB"
+
+
+def _seconds(nanoseconds: float) -> str:
+    return f"{nanoseconds / 1e9:.2f} s"
+
+
+def _times(times: Sequence[int]) -> str:
+    shown = ", ".join(_milliseconds(time) for time in times[:_SHOWN])
+    return shown + (f" and {len(times) - _SHOWN} more" if len(times) > _SHOWN else "") if times else "none seen"
+
+
+def _share_lines(shares: Mapping[str, float]) -> Iterable[tuple[str, str]]:
+    total = sum(shares.values())
+    for name, value in sorted(shares.items()):
+        yield name, f"{100 * value / total:.1f} %" if total else "0 %"
+
+
+def _provenance(document: Mapping[str, Any]) -> Mapping[str, float]:
+    """Device time of computation by what its durations rest on."""
+    shares: Mapping[str, float] = document["device_time"]["by_provenance"]
+    return shares
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> str:
+    kept = list(rows)
+    width = max((len(name) for name, _ in kept), default=0)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in kept)
+
+
+def collect_text(document: Mapping[str, Any]) -> str:
+    """What `prism collect` prints."""
+    rows = [
+        ("graph", f"{document['graph']} ({_mebibytes(document['graph_bytes'])})"),
+        ("ranks", f"{document['world_size']}: {len(document['ranks_run'])} run, {document['ranks_inferred']} inferred"),
+        ("verified on", ", ".join(map(str, document["ranks_verified"])) or "no rank: none was inferred"),
+        ("roles", f"{document['roles']}, told apart by {document['role_distinction']}"),
+        ("ops", f"{document['ops']:,}"),
+        ("took", f"{_seconds(document['wall_ns'])}, largest rank {_mebibytes(document['peak_rank_rss_bytes'])}"),
+        *(("note", note) for note in document["notes"]),
+        *(("store", f"{note['rule']}: {note['key']}") for note in document["store"]),
+    ]
+    return _table(rows)
+
+
+def replay_text(document: Mapping[str, Any]) -> str:
+    """What `prism replay` prints."""
+    rows = [
+        ("iteration time", _times(document["iteration_time_ns"])),
+        ("ranks", f"{document['world_size']} in {document['rank_classes']} classes"),
+        ("critical rank", str(document["critical_rank"])),
+        ("ops", f"{document['ops']:,}, evaluated {document['ops_evaluated']:,}"),
+        *((f"compute {name}", share) for name, share in _share_lines(_provenance(document))),
+        ("took", f"{_seconds(document['wall_ns'])}, {_mebibytes(document['peak_rss_bytes'])}"),
+    ]
+    return _table(rows)
+
+
+def inspect_text(document: Mapping[str, Any]) -> str:
+    """What `prism inspect` prints."""
+    rows = [
+        ("ranks", str(document["world_size"])),
+        ("ops", f"{document['ops']:,} in {_mebibytes(document['graph_bytes'])}"),
+        *(("role", _role(role)) for role in document["roles"][:_SHOWN]),
+        *(("communicators", _family(family)) for family in document["communicators"][:_SHOWN]),
+        *((kind, f"{count:,}") for kind, count in document["ops_by_kind"].items()),
+        *(_share_rows(document["device_time"]["by_provenance_ns"])),
+        *((f"meta {name}", _first_line(value)) for name, value in document["meta"].items()),
+    ]
+    return _table(rows)
+
+
+def _share_rows(shares: Mapping[str, float]) -> Iterable[tuple[str, str]]:
+    return ((f"compute {name}", share) for name, share in _share_lines(shares))
+
+
+def _role(role: Mapping[str, Any]) -> str:
+    example = ", ".join(map(str, role["example_ranks"][:4]))
+    return f"{role['ranks']} ranks ({example}, ...), {role['ops']:,} ops on {role['streams']} streams"
+
+
+def _family(family: Mapping[str, Any]) -> str:
+    stride = "" if family["stride"] is None else f", every {family['stride']}"
+    return f"{family['count']} of {family['size']} ranks{stride}"
+
+
+def _first_line(text: str) -> str:
+    lines = text.splitlines()
+    return lines[0] + (f" ... ({len(lines)} lines)" if len(lines) > 1 else "") if lines else ""
+
+
+def emulate_text(document: Mapping[str, Any]) -> str:
+    """What `prism emulate` prints."""
+    return _table(_emulate_rows(document))
+
+
+def _emulate_rows(document: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    yield "iteration time", _times(document["iteration_time_ns"])
+    yield "ranks", f"{document['world_size']}, of which {document['ranks_materialised']} exchange data with the sandbox"
+    for rank in document["ranks"]:
+        yield from _rank_rows(rank)
+    for name, share in _share_lines(_provenance(document)):
+        yield f"compute {name}", share
+    for note in document["notes"]:
+        yield "note", note
+    for note in document["store"]:
+        yield "store", f"{note['rule']}: {note['key']}"
+    if document["error"]:
+        yield "error", document["error"]["message"]
+    if "wall_ns" in document:
+        overhead = "" if document["overhead"] is None else f", {document['overhead']} times the emulated time"
+        yield "took", _seconds(document["wall_ns"]) + overhead
+
+
+def _rank_rows(rank: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    name = f"rank {rank['rank']}"
+    yield name, _times(rank["iteration_time_ns"])
+    yield (
+        f"{name} peak",
+        f"allocated {_mebibytes(rank['peak_allocated_bytes'])}, reserved {_mebibytes(rank['peak_reserved_bytes'])}, "
+        f"NCCL {_mebibytes(rank['nccl_buffer_bytes'])}",
+    )
+    for comm in rank["communicators"]:
+        yield f"{name} NCCL", f"{comm['calls']} calls, {_mebibytes(comm['bytes'])} among {comm['size']} ranks"
+    for call, count in rank["unsupported"].items():
+        yield f"{name} unsupported", f"{call} ({count} times)"
+    for note, count in rank["notes"].items():
+        yield f"{name} note", f"{note} ({count} times)"
+
+
+def doctor_text(document: Mapping[str, Any]) -> str:
+    """What `prism doctor` prints."""
+    marks = {"ok": "ok ", "warning": "?? ", "error": "!! "}
+    lines = [f"{marks[item['state']]}{item['name']}: {item['detail']}" for item in document["findings"]]
+    verdict = "the preload is in place" if document["preload_in_place"] else "THE PRELOAD IS NOT IN PLACE"
+    return "\n".join([*lines, verdict])
+
+
+# HTML
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c2330; }
+table { border-collapse: collapse; margin: 0.5rem 0 1.5rem; }
+td, th { border-bottom: 1px solid #d9dee7; padding: 0.25rem 0.9rem 0.25rem 0; text-align: left; }
+td.n { text-align: right; font-variant-numeric: tabular-nums; }
+.bar { background: #3b6fb6; height: 0.8rem; }
+.error { background: #fbe3e0; padding: 0.6rem 1rem; }
+"""
+
+
+def to_html(summary: Mapping[str, Any], timing: Mapping[str, Any]) -> str:
+    """A report that needs nothing but itself."""
+    parts = [
+        "<!doctype html><html lang='en'><meta charset='utf-8'><title>Emulation report</title>",
+        f"<style>{_STYLE}</style><h1>Emulated run of {summary['world_size']} ranks</h1>",
+        f"<p><code>{html.escape(summary['command'])}</code></p>",
+    ]
+    if summary["error"]:
+        parts.append(f"<p class='error'>{html.escape(summary['error']['message'])}</p>")
+    parts.append("<h2>Iterations</h2>" + _iteration_bars(summary["iteration_time_ns"]))
+    parts.append("<h2>Summary</h2>" + _html_table(("", ""), _emulate_rows(summary)))
+    for rank in summary["ranks"]:
+        if rank["communicators"]:
+            parts.append(f"<h2>Communicators of rank {rank['rank']}</h2>" + _record_table(rank["communicators"]))
+    parts.append("<h2>This run's cost</h2>" + _html_table(("", ""), ((k, str(v)) for k, v in sorted(timing.items()))))
+    return "\n".join(parts) + "</html>\n"
+
+
+def _iteration_bars(times: Sequence[int]) -> str:
+    longest = max(times, default=0)
+    rows = [
+        f"<tr><td>{index}</td><td class='n'>{_milliseconds(time)}</td>"
+        f"<td style='width:30rem'><div class='bar' style='width:{100 * time / max(longest, 1):.1f}%'></div></td></tr>"
+        for index, time in enumerate(times)
+    ]
+    return f"<table>{''.join(rows)}</table>" if rows else "<p>No iteration was seen.</p>"
+
+
+def _html_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    header = "<tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in head) + "</tr>" if any(head) else ""
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table>{header}{body}</table>"
+
+
+def _record_table(records: Sequence[Mapping[str, Any]]) -> str:
+    """Records of equal shape as a table; a long list of members is cut."""
+    columns = list(records[0])
+    return _html_table(columns, ([_cell(record.get(column)) for column in columns] for record in records[:100]))
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list) and len(value) > _SHOWN:
+        return ", ".join(map(str, value[:_SHOWN])) + f" and {len(value) - _SHOWN} more"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

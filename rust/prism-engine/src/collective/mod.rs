@@ -1,0 +1,40 @@
+//! When does every rank of a communicator get out of a collective, given when each got in?
+//!
+//! A collective is a recurrence over messages on links: a message occupies its link for `ceil(bytes / bandwidth)` and
+//! arrives a latency later; a rank forwards a message when it has it. Evaluating that recurrence costs ranks x messages.
+//! This module evaluates the *same* numbers, to the picosecond, in closed form: every completion is
+//! `F(p) = max over s of (arrival(s) + W(p, s))`, and for rings, trees and chains the maximum has enough structure to be
+//! found in O(ranks x distinct link speeds).
+//!
+//! What is modelled, and what is not:
+//! - bandwidth of a link is fixed while a collective runs. Concurrent communicators do not slow each other; transfers of
+//!   one collective that share a card have a static share of it;
+//! - all messages of a collective have the same size (the buffer is cut evenly into loops, steps and slices);
+//! - flow-control credits are left out: in a bandwidth-bound ring a late rank may hold early ranks upstream a little
+//!   longer than told here. The end of the latest rank is not affected. [`credits`] has the forms with credits;
+//! - the inter-node part of a ring or tree runs over `min(members on the node, cards of the node)` network cards, because
+//!   NCCL runs one channel per card and a communicator's channels start from different members;
+//! - algorithm (ring or trees) and protocol (Simple, LL, LL128) are those that end first when nobody is late, not those
+//!   of NCCL's tuning tables. In-network reduction (NVLS, SHARP) is left out.
+//!
+//! The laws every form obeys (tested): monotone in the arrivals, `F(a + c) = F(a) + c`, nobody ends before it arrived.
+//! Times beyond 2^60 ps (13 days) saturate to [`SimTime::MAX`](crate::units::SimTime::MAX).
+
+pub mod chain;
+pub mod credits;
+pub mod dtree;
+pub mod p2p;
+pub mod ring;
+pub mod shape;
+pub mod tree;
+pub mod vectors;
+
+mod plan;
+mod protocol;
+mod window;
+
+pub use p2p::message;
+pub use plan::{Algorithm, Choice, CollectiveCall, Scratch, choice, completion, uniform_cost};
+pub use prism_wire::message::CollectiveKind;
+pub use protocol::Protocol;
+pub use shape::{CommShape, ShapePool};

@@ -1,0 +1,366 @@
+//! From a collective call to the recurrence it runs, and to everybody's end.
+
+use super::protocol::{Protocol, ProtocolCosts};
+use super::shape::CommShape;
+use super::window::LIMIT;
+use super::{CollectiveKind, chain, p2p, ring, tree};
+use crate::units::SimTime;
+use rustc_hash::FxHashMap;
+use serde::Serialize;
+
+/// A collective as all members of a communicator call it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CollectiveCall {
+    /// Which collective.
+    pub kind: CollectiveKind,
+    /// Size of the full buffer: count x element size for all-reduce, broadcast and reduce; members x count x element size
+    /// for all-gather, reduce-scatter, all-to-all, gather and scatter.
+    pub bytes: u64,
+    /// Group rank of the root, 0 where there is none.
+    pub root: u32,
+}
+
+/// How a collective is carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Algorithm {
+    /// One ring through all members.
+    Ring,
+    /// Two complementary trees, half of the bytes on each.
+    Tree,
+    /// A chain along the ring, from or to the root.
+    Chain,
+    /// Messages between pairs of members.
+    Direct,
+}
+
+/// Algorithm and protocol of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Choice {
+    /// How the bytes travel.
+    pub algorithm: Algorithm,
+    /// How their arrival is told.
+    pub protocol: Protocol,
+}
+
+/// Working memory and cache of [`completion`]. One per thread; results do not depend on its history.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    arrivals: Vec<i64>,
+    ends: Vec<i64>,
+    work: Work,
+    cache: Cache,
+}
+
+#[derive(Debug, Default)]
+struct Work {
+    occupancy: Vec<i64>,
+    latency: Vec<i64>,
+    order: Vec<u32>,
+    arrivals: Vec<i64>,
+    out: Vec<i64>,
+    values: Vec<i64>,
+    ring: ring::RingScratch,
+    tree: tree::TreeScratch,
+}
+
+/// An algorithm and the index of a protocol of the shape.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    algorithm: Algorithm,
+    protocol: usize,
+}
+
+/// What is known about a call when nobody is late.
+#[derive(Clone, Debug)]
+struct Outcome {
+    way: Way,
+    /// End of the last rank after the common arrival, with the launch; [`SimTime::MAX`] if beyond the limit.
+    last: SimTime,
+    /// Ends after the common arrival, without the launch.
+    ends: Ends,
+}
+
+#[derive(Clone, Debug)]
+enum Ends {
+    Same(i64),
+    Each(Box<[i64]>),
+}
+
+#[derive(Debug, Default)]
+struct Cache {
+    outcomes: FxHashMap<(u64, CollectiveCall), Outcome>,
+    stored: usize,
+}
+
+/// Ends kept before the cache starts anew (32 MiB).
+const CACHED_ENDS: usize = 1 << 22;
+
+/// End of every rank (`out[r]`, group rank `r`) of a collective that rank `r` reaches at `arrivals[r]`.
+///
+/// Exact under skew for the model of this module. O(members x distinct links); O(members) when all arrive together and
+/// the call was seen before. A call of no bytes ends at once and holds nobody, as in NCCL; a communicator of one member
+/// only pays the launch.
+///
+/// # Panics
+/// If `arrivals` or `out` has not one entry per member, or `root` is not a member.
+pub fn completion(
+    shape: &CommShape,
+    call: &CollectiveCall,
+    arrivals: &[SimTime],
+    out: &mut [SimTime],
+    scratch: &mut Scratch,
+) {
+    assert_eq!(arrivals.len(), shape.len(), "one arrival per member");
+    assert_eq!(out.len(), shape.len(), "one end per member");
+    assert!((call.root as usize) < shape.len(), "root {} of a communicator of {}", call.root, shape.len());
+    if call.bytes == 0 {
+        out.copy_from_slice(arrivals);
+        return;
+    }
+    let first = arrivals[0];
+    if arrivals.iter().all(|arrival| *arrival == first) {
+        let outcome = scratch.outcome(shape, call);
+        let start = at_least_limit(first) + shape.protocols[outcome.way.protocol].launch;
+        match &outcome.ends {
+            _ if outcome.last == SimTime::MAX || first.as_ps() > LIMIT => out.fill(SimTime::MAX),
+            Ends::Same(end) => out.fill(start + SimTime::from_ps(*end)),
+            Ends::Each(ends) => out.iter_mut().zip(ends).for_each(|(out, end)| *out = start + SimTime::from_ps(*end)),
+        }
+        return;
+    }
+    let way = scratch.outcome(shape, call).way;
+    let launch = shape.protocols[way.protocol].launch;
+    let Scratch { arrivals: from, ends, work, .. } = scratch;
+    from.clear();
+    from.extend(arrivals.iter().map(|arrival| at_least_limit(*arrival).as_ps()));
+    ends.clear();
+    ends.resize(shape.len(), 0);
+    if from.iter().any(|arrival| *arrival > LIMIT) || !evaluate(shape, call, way, from, ends, work) {
+        out.fill(SimTime::MAX);
+        return;
+    }
+    out.iter_mut().zip(&*ends).for_each(|(out, end)| *out = SimTime::from_ps(*end) + launch);
+}
+
+/// Time from the common arrival of all members to the end of the last one.
+#[must_use]
+pub fn uniform_cost(shape: &CommShape, call: &CollectiveCall) -> SimTime {
+    if call.bytes == 0 || shape.is_empty() {
+        return SimTime::ZERO;
+    }
+    decide(shape, call, &mut Work::default()).last
+}
+
+/// How `call` is carried out: the way that ends first when nobody is late. Ties go to the ring and to Simple.
+#[must_use]
+pub fn choice(shape: &CommShape, call: &CollectiveCall) -> Choice {
+    let Way { algorithm, protocol } = decide(shape, call, &mut Work::default()).way;
+    Choice { algorithm, protocol: shape.protocols[protocol].protocol }
+}
+
+impl Scratch {
+    fn outcome(&mut self, shape: &CommShape, call: &CollectiveCall) -> &Outcome {
+        let Self { work, cache, .. } = self;
+        if cache.stored > CACHED_ENDS {
+            *cache = Cache::default();
+        }
+        cache.outcomes.entry((shape.id, *call)).or_insert_with(|| {
+            let outcome = decide(shape, call, work);
+            cache.stored += match &outcome.ends {
+                Ends::Same(_) => 8,
+                Ends::Each(ends) => 8 + ends.len(),
+            };
+            outcome
+        })
+    }
+}
+
+fn at_least_limit(time: SimTime) -> SimTime {
+    time.max(SimTime::from_ps(-LIMIT))
+}
+
+/// The algorithms a collective may take.
+fn algorithms(kind: CollectiveKind) -> &'static [Algorithm] {
+    match kind {
+        CollectiveKind::AllReduce => &[Algorithm::Ring, Algorithm::Tree],
+        CollectiveKind::AllGather | CollectiveKind::ReduceScatter => &[Algorithm::Ring],
+        CollectiveKind::Broadcast | CollectiveKind::Reduce => &[Algorithm::Chain],
+        CollectiveKind::AllToAll | CollectiveKind::Gather | CollectiveKind::Scatter => &[Algorithm::Direct],
+    }
+}
+
+/// Evaluates the call with everybody arriving at 0, in every way it may take, and keeps the best.
+fn decide(shape: &CommShape, call: &CollectiveCall, work: &mut Work) -> Outcome {
+    let mut best: Option<Outcome> = None;
+    for &algorithm in algorithms(call.kind) {
+        // Messages between pairs are modelled under Simple only.
+        let protocols = if algorithm == Algorithm::Direct { 1 } else { shape.protocols.len() };
+        for protocol in 0..protocols {
+            let outcome = without_skew(shape, call, Way { algorithm, protocol }, work);
+            if best.as_ref().is_none_or(|best| outcome.last < best.last) {
+                best = Some(outcome);
+            }
+        }
+    }
+    best.expect("every collective has an algorithm, and every shape the Simple protocol")
+}
+
+fn without_skew(shape: &CommShape, call: &CollectiveCall, way: Way, work: &mut Work) -> Outcome {
+    let arrivals = vec![0; shape.len()];
+    let mut ends = vec![0; shape.len()];
+    if !evaluate(shape, call, way, &arrivals, &mut ends, work) {
+        return Outcome { way, last: SimTime::MAX, ends: Ends::Same(i64::MAX) };
+    }
+    let last = ends.iter().copied().max().unwrap_or(0);
+    let ends = if ends.iter().all(|end| *end == last) { Ends::Same(last) } else { Ends::Each(ends.into()) };
+    Outcome { way, last: shape.protocols[way.protocol].launch + SimTime::from_ps(last), ends }
+}
+
+/// The ends without the launch, or false if some time may exceed the limit.
+fn evaluate(
+    shape: &CommShape,
+    call: &CollectiveCall,
+    way: Way,
+    arrivals: &[i64],
+    out: &mut [i64],
+    work: &mut Work,
+) -> bool {
+    if shape.len() == 1 {
+        out.copy_from_slice(arrivals);
+        return true;
+    }
+    let costs = &shape.protocols[way.protocol];
+    match way.algorithm {
+        Algorithm::Ring => run_ring(shape, costs, call, arrivals, out, work),
+        Algorithm::Tree => run_trees(shape, costs, call.bytes, arrivals, out, work),
+        Algorithm::Chain => run_chain(shape, costs, call, arrivals, out, work),
+        Algorithm::Direct => run_direct(shape, call, arrivals, out),
+    }
+}
+
+/// Can `messages` messages and `hops` hops of the slowest link be added up without leaving the evaluators' range?
+fn in_range(messages: u64, hops: usize, occupancy: &[i64], latency: &[i64]) -> bool {
+    let slowest = |costs: &[i64]| i128::from(costs.iter().copied().max().unwrap_or(0));
+    let edges = i128::from(messages) + 2 * hops as i128;
+    edges.saturating_mul(slowest(occupancy) + slowest(latency)) <= i128::from(LIMIT)
+}
+
+fn run_ring(
+    shape: &CommShape,
+    costs: &ProtocolCosts,
+    call: &CollectiveCall,
+    arrivals: &[i64],
+    out: &mut [i64],
+    work: &mut Work,
+) -> bool {
+    let n = shape.len();
+    let slices = costs.slices;
+    let steps = if call.kind == CollectiveKind::AllReduce { 2 * (n as u64 - 1) } else { n as u64 - 1 };
+    // The buffer goes round in loops of one step per member; all loops, steps and slices are of the same size.
+    let part = call.bytes.div_ceil(n as u64);
+    let loops = part.div_ceil(costs.ring_step_bytes);
+    let slice_bytes = part.div_ceil(loops.saturating_mul(slices));
+    let messages = loops.saturating_mul(steps).saturating_mul(slices);
+    fill_ring_costs(shape, costs, slice_bytes, work);
+    if !in_range(messages, n, &work.occupancy, &work.latency) {
+        return false;
+    }
+    work.arrivals.clear();
+    work.arrivals.extend(shape.ring.iter().map(|rank| arrivals[*rank as usize]));
+    work.out.clear();
+    work.out.resize(n, 0);
+    let phase = ring::Phase { messages: messages as i64, occupancy: &work.occupancy };
+    let ring = ring::Ring { phases: &[phase], latency: &work.latency, slices: slices as i64 };
+    ring::completion(&ring, &work.arrivals, &mut work.out, &mut work.ring);
+    shape.ring.iter().zip(&work.out).for_each(|(rank, end)| out[*rank as usize] = *end);
+    true
+}
+
+/// Occupancy of the link out of, and latency of the link into, every ring position.
+fn fill_ring_costs(shape: &CommShape, costs: &ProtocolCosts, bytes: u64, work: &mut Work) {
+    let n = shape.len();
+    work.values.clear();
+    work.values.extend(costs.ring_links.iter().map(|link| link.occupancy(bytes).as_ps()));
+    work.occupancy.clear();
+    work.occupancy.extend(shape.ring_class.iter().map(|class| work.values[usize::from(*class)]));
+    work.latency.clear();
+    work.latency.extend((0..n).map(|p| {
+        let class = shape.ring_class[if p == 0 { n - 1 } else { p - 1 }];
+        costs.ring_links[usize::from(class)].latency.as_ps()
+    }));
+}
+
+fn run_chain(
+    shape: &CommShape,
+    costs: &ProtocolCosts,
+    call: &CollectiveCall,
+    arrivals: &[i64],
+    out: &mut [i64],
+    work: &mut Work,
+) -> bool {
+    let n = shape.len();
+    let chunks = call.bytes.div_ceil(costs.chain_chunk_bytes);
+    fill_ring_costs(shape, costs, call.bytes.div_ceil(chunks), work);
+    if !in_range(chunks, n, &work.occupancy, &work.latency) {
+        return false;
+    }
+    // A broadcast starts at the root; a reduce starts behind it and ends there.
+    let root = shape.position[call.root as usize] as usize;
+    let first = if call.kind == CollectiveKind::Reduce { (root + 1) % n } else { root };
+    work.occupancy.rotate_left(first);
+    work.latency.rotate_left(first);
+    work.order.clear();
+    work.order.extend((0..n).map(|at| shape.ring[(first + at) % n]));
+    work.arrivals.clear();
+    work.arrivals.extend(work.order.iter().map(|rank| arrivals[*rank as usize]));
+    work.out.clear();
+    work.out.resize(n, 0);
+    let chain = chain::Chain { chunks: chunks as i64, occupancy: &work.occupancy, latency: &work.latency };
+    chain::completion(&chain, &work.arrivals, &mut work.out, &mut work.values);
+    work.order.iter().zip(&work.out).for_each(|(rank, end)| out[*rank as usize] = *end);
+    true
+}
+
+fn run_trees(
+    shape: &CommShape,
+    costs: &ProtocolCosts,
+    bytes: u64,
+    arrivals: &[i64],
+    out: &mut [i64],
+    work: &mut Work,
+) -> bool {
+    let half = bytes.div_ceil(2);
+    let chunks = half.div_ceil(costs.tree_chunk_bytes);
+    let chunk_bytes = half.div_ceil(chunks);
+    out.copy_from_slice(arrivals);
+    let occupancy: Vec<_> = costs.tree_links.iter().map(|link| link.occupancy(chunk_bytes).as_ps()).collect();
+    for rank_tree in &shape.trees {
+        let links = rank_tree.class.iter().map(|class| usize::from(*class));
+        work.occupancy.clear();
+        work.occupancy.extend(links.clone().map(|link| occupancy[link]));
+        work.latency.clear();
+        work.latency.extend(links.map(|link| costs.tree_links[link].latency.as_ps()));
+        if !in_range(chunks, shape.len(), &work.occupancy, &work.latency) {
+            return false;
+        }
+        let edges = tree::Edges { occupancy: &work.occupancy, latency: &work.latency };
+        let (parent, order) = (&rank_tree.parent, &rank_tree.order);
+        let tree = tree::Tree { parent, order, up: edges, down: edges, chunks: chunks as i64 };
+        tree::raise_completion(&tree, arrivals, out, &mut work.tree);
+    }
+    true
+}
+
+fn run_direct(shape: &CommShape, call: &CollectiveCall, arrivals: &[i64], out: &mut [i64]) -> bool {
+    let each = call.bytes.div_ceil(shape.len() as u64);
+    match call.kind {
+        CollectiveKind::Gather => p2p::gather(shape, call.root, each, arrivals, out),
+        CollectiveKind::Scatter => p2p::scatter(shape, call.root, each, arrivals, out),
+        _ => {
+            let last = SimTime::from_ps(arrivals.iter().copied().max().unwrap_or(0));
+            out.fill((last + p2p::all_to_all_duration(shape, each)).as_ps());
+        }
+    }
+    out.iter().all(|end| *end <= LIMIT * 2)
+}

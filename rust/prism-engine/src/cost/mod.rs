@@ -1,0 +1,3 @@
+//! What work costs on the device of a profile, when nobody measured it.
+pub mod comm;
+pub mod compute;

@@ -1,0 +1,95 @@
+//! A session: training processes (live ranks) run against virtual ranks replayed from the graph, or, while collecting,
+//! against absent peers.
+//!
+//! [`Session`] owns the threads and sockets, `state` is the machine they feed, `translate` turns facts of the wire into
+//! ops, `identity` finds out which ranks a communicator has, `recorder` keeps op programs, `summary` reports.
+
+pub mod identity;
+mod nccl_memory;
+mod process;
+mod recorder;
+mod session;
+mod state;
+mod summary;
+mod translate;
+
+pub use session::Session;
+pub use summary::{CommInfo, CommunicatorSummary, RankStatus, RankSummary, RecordingInfo, Status, Summary};
+
+use crate::graph::Graph;
+use crate::profile::Profile;
+use crate::sim::SimError;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// What a session is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SessionMode {
+    /// Record live ranks; their peers are absent.
+    Collect,
+    /// Run live ranks against the virtual ranks of a graph.
+    Emulate,
+}
+
+/// Everything a session needs to know before it starts.
+#[derive(Clone, Debug)]
+pub struct SessionOptions {
+    /// What it is for.
+    pub mode: SessionMode,
+    /// Ranks of the target job.
+    pub world_size: u32,
+    /// Device and cluster to emulate.
+    pub profile: Profile,
+    /// Ranks that run for real.
+    pub live: Vec<u32>,
+    /// Slow-down of the compute of single ranks (1.3 = 30 % longer).
+    pub slow: BTreeMap<u32, f64>,
+}
+
+impl SessionOptions {
+    fn check(&self, graph: Option<&Graph>) -> Result<(), SessionError> {
+        let config = |message: String| Err(SessionError::Config(message));
+        if self.world_size == 0 {
+            return config("the world size is 0".into());
+        }
+        if self.live.is_empty() {
+            return config("no rank is to run: name at least one sandbox rank".into());
+        }
+        if let Some(rank) = self.live.iter().chain(self.slow.keys()).find(|rank| **rank >= self.world_size) {
+            return config(format!("rank {rank} does not exist: the world has {} ranks", self.world_size));
+        }
+        if let Some((rank, factor)) = self.slow.iter().find(|(_, factor)| !factor.is_finite() || **factor <= 0.0) {
+            return config(format!("slow-down of rank {rank} is {factor}: it must be a positive number"));
+        }
+        match (self.mode, graph) {
+            (SessionMode::Emulate, None) => config("emulating needs the graph of the job".into()),
+            (SessionMode::Emulate, Some(graph)) if graph.world_size() != self.world_size => config(format!(
+                "the graph has {} ranks, the job {}: collect a graph with --world-size {}",
+                graph.world_size(),
+                self.world_size,
+                self.world_size
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Why a session cannot start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SessionError {
+    /// The options do not fit together.
+    #[error("{0}")]
+    Config(String),
+    /// The socket cannot be made.
+    #[error("cannot listen in {}: {source}", path.display())]
+    Listen {
+        /// The directory.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The simulation refuses the graph.
+    #[error(transparent)]
+    Sim(#[from] SimError),
+}

@@ -1,0 +1,170 @@
+//! Keeps what a live rank did as a rank recording: the op program that other ranks of its role will replay.
+
+use crate::graph::op::{Op, OpKind};
+use crate::ids::{EventId, StreamId};
+use crate::slice::recording::{ProcessGroup, RankRecording, RecordedComm};
+use std::collections::BTreeMap;
+
+/// Collects ops in program order.
+#[derive(Debug, Default)]
+pub(crate) struct Recorder {
+    ops: Vec<Op>,
+}
+
+impl Recorder {
+    pub(crate) fn push(&mut self, op: Op) {
+        self.ops.push(op);
+    }
+
+    /// The finished recording. Stream and event numbers are made dense: a program creates thousands of events, but few
+    /// live at the same time, and every number costs one clock per rank in the replay.
+    pub(crate) fn finish(
+        &self,
+        rank: u32,
+        world_size: u32,
+        names: Vec<String>,
+        comms: Vec<RecordedComm>,
+        groups: Vec<ProcessGroup>,
+    ) -> RankRecording {
+        let ops = dense_streams(&dense_events(&self.ops));
+        RankRecording { rank, world_size, ops, names, comms, groups, meta: BTreeMap::new() }
+    }
+}
+
+fn event_of(kind: &OpKind) -> Option<(EventId, bool)> {
+    match kind {
+        OpKind::EventRecord { event } => Some((*event, true)),
+        OpKind::EventWait { event } | OpKind::EventSync { event } => Some((*event, false)),
+        _ => None,
+    }
+}
+
+fn with_event(kind: OpKind, event: EventId) -> OpKind {
+    match kind {
+        OpKind::EventRecord { .. } => OpKind::EventRecord { event },
+        OpKind::EventWait { .. } => OpKind::EventWait { event },
+        OpKind::EventSync { .. } => OpKind::EventSync { event },
+        other => other,
+    }
+}
+
+/// Drops records nobody waits for and waits for events that were never recorded, and gives the rest the smallest free
+/// number, as a register allocator does. The host gap of a dropped op goes to the next op.
+fn dense_events(ops: &[Op]) -> Vec<Op> {
+    let mut last_use = vec![None; ops.len()];
+    let mut recorded_at: BTreeMap<EventId, usize> = BTreeMap::new();
+    let mut source = vec![None; ops.len()];
+    for (index, op) in ops.iter().enumerate() {
+        match event_of(&op.kind) {
+            Some((event, true)) => {
+                recorded_at.insert(event, index);
+            }
+            Some((event, false)) => {
+                if let Some(&record) = recorded_at.get(&event) {
+                    last_use[record] = Some(index);
+                    source[index] = Some(record);
+                }
+            }
+            None => {}
+        }
+    }
+    let mut free: Vec<u32> = Vec::new();
+    let mut next = 0;
+    let mut number = vec![0; ops.len()];
+    let mut carried = crate::units::SimTime::ZERO;
+    let mut dense = Vec::with_capacity(ops.len());
+    for (index, op) in ops.iter().enumerate() {
+        let kept = match event_of(&op.kind) {
+            Some((_, true)) => last_use[index].map(|_| {
+                number[index] = free.pop().unwrap_or_else(|| {
+                    next += 1;
+                    next - 1
+                });
+                EventId(number[index])
+            }),
+            Some((_, false)) => source[index].map(|record| {
+                if last_use[record] == Some(index) {
+                    free.push(number[record]);
+                }
+                EventId(number[record])
+            }),
+            None => {
+                dense.push(Op { host_gap: op.host_gap + carried, ..*op });
+                carried = crate::units::SimTime::ZERO;
+                continue;
+            }
+        };
+        match kept {
+            Some(event) => {
+                dense.push(Op { host_gap: op.host_gap + carried, kind: with_event(op.kind, event), ..*op });
+                carried = crate::units::SimTime::ZERO;
+            }
+            // The host's time of the call stays, only the op goes.
+            None => carried += op.host_gap,
+        }
+    }
+    dense
+}
+
+fn dense_streams(ops: &[Op]) -> Vec<Op> {
+    let mut number: BTreeMap<StreamId, u32> = BTreeMap::new();
+    let dense = |op: &Op| {
+        // These belong to the device: the stream number they carry means nothing, and must not differ between ranks.
+        let has_stream = !matches!(op.kind, OpKind::Alloc { .. } | OpKind::Free { .. } | OpKind::DeviceSync);
+        let next = number.len() as u32;
+        let stream = if has_stream { *number.entry(op.stream).or_insert(next) } else { 0 };
+        Op { stream: StreamId(stream), ..*op }
+    };
+    ops.iter().map(dense).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::SimTime;
+
+    fn op(stream: u32, kind: OpKind) -> Op {
+        Op { host_gap: SimTime::from_ns(10), stream: StreamId(stream), kind }
+    }
+
+    #[test]
+    fn events_get_the_smallest_free_number_and_unused_records_go() {
+        let ops = [
+            op(7, OpKind::EventRecord { event: EventId(100) }),
+            op(9, OpKind::EventWait { event: EventId(100) }),
+            op(7, OpKind::EventRecord { event: EventId(101) }),
+            op(7, OpKind::EventRecord { event: EventId(102) }),
+            op(9, OpKind::EventWait { event: EventId(999) }),
+            op(9, OpKind::EventSync { event: EventId(102) }),
+        ];
+        let dense = dense_streams(&dense_events(&ops));
+        let kinds: Vec<_> = dense.iter().map(|op| (op.stream.0, op.kind, op.host_gap.as_ns())).collect();
+        assert_eq!(
+            kinds,
+            [
+                (0, OpKind::EventRecord { event: EventId(0) }, 10),
+                (1, OpKind::EventWait { event: EventId(0) }, 10),
+                (0, OpKind::EventRecord { event: EventId(0) }, 20),
+                (1, OpKind::EventSync { event: EventId(0) }, 20),
+            ]
+        );
+    }
+
+    #[test]
+    fn an_event_recorded_again_while_still_waited_for_keeps_both() {
+        let ops = [
+            op(0, OpKind::EventRecord { event: EventId(5) }),
+            op(0, OpKind::EventRecord { event: EventId(6) }),
+            op(1, OpKind::EventWait { event: EventId(5) }),
+            op(0, OpKind::EventRecord { event: EventId(5) }),
+            op(1, OpKind::EventWait { event: EventId(6) }),
+            op(1, OpKind::EventWait { event: EventId(5) }),
+        ];
+        let dense = dense_events(&ops);
+        let events: Vec<_> = dense.iter().filter_map(|op| event_of(&op.kind)).collect();
+        assert_eq!(
+            events,
+            [(EventId(0), true), (EventId(1), true), (EventId(0), false), (EventId(0), true), (EventId(1), false), (EventId(0), false)]
+        );
+    }
+}

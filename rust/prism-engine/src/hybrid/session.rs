@@ -1,0 +1,221 @@
+//! Threads and sockets around [`super::state::State`]: one listener, and for each process one thread for its control
+//! requests and one for its records.
+
+use super::state::State;
+use super::summary::{self, RecordingInfo, Summary};
+use super::{SessionError, SessionMode, SessionOptions, Status};
+use crate::graph::Graph;
+use crate::ids::Rank;
+use crate::sim::{Peers, SimError, SimOptions, Simulation};
+use crate::slice::recording::RankRecording;
+use prism_wire::frame::Request;
+use prism_wire::server::{Connection, ControlChannel, Listener, RecordReader, SessionCloser, handshake};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Records a process may run ahead of the engine: 64 Ki records are 4 MiB of shared memory.
+const RING_RECORDS: u32 = 1 << 16;
+/// How often waiting threads look whether the session ends.
+const POLL: Duration = Duration::from_millis(100);
+const BATCH: usize = 1024;
+
+/// One run of live ranks against virtual (or absent) peers.
+pub struct Session {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    graph: Option<Arc<Graph>>,
+    options: SessionOptions,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    config_text: String,
+    stop: AtomicBool,
+    process_threads: Mutex<Vec<JoinHandle<()>>>,
+    closers: Mutex<Vec<SessionCloser>>,
+}
+
+/// A panic of one session thread must not hide the state from the others: the failure is reported, not the poison.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Session {
+    /// Prepares a session. Emulating needs the graph of the job; collecting has none.
+    pub fn new(options: SessionOptions, graph: Option<Arc<Graph>>) -> Result<Self, SessionError> {
+        options.check(graph.as_deref())?;
+        let sims = simulations(&options, graph.as_ref())?;
+        let records = options.mode == SessionMode::Collect;
+        let state = State::new(sims, options.profile.clone(), options.world_size, &options.live, records);
+        let shared = Shared {
+            state: Mutex::new(state),
+            config_text: options.profile.config_text(),
+            stop: AtomicBool::new(false),
+            process_threads: Mutex::new(Vec::new()),
+            closers: Mutex::new(Vec::new()),
+        };
+        Ok(Self { shared: Arc::new(shared), threads: Mutex::new(Vec::new()), graph, options })
+    }
+
+    /// Listens in `directory` (made with mode 0700) and returns the socket's path for `PRISM_SESSION`.
+    pub fn listen(&self, directory: &Path) -> Result<PathBuf, SessionError> {
+        let listener = Listener::bind(directory)
+            .map_err(|source| SessionError::Listen { path: directory.to_owned(), source })?;
+        let path = listener.path().to_owned();
+        let shared = Arc::clone(&self.shared);
+        lock(&self.threads).push(spawn("prism-listen", move || accept_loop(&listener, &shared)));
+        Ok(path)
+    }
+
+    /// A live rank sets a key of the rendezvous store; returns what the store should keep.
+    pub fn store_set(&self, key: &str, value: &[u8]) -> Vec<u8> {
+        lock(&self.shared.state).identity.store_set(key, value)
+    }
+
+    /// The value of a key that only an absent rank would set, if the engine can make it up.
+    pub fn absent_value(&self, key: &str) -> Option<Vec<u8>> {
+        lock(&self.shared.state).identity.absent_value(key)
+    }
+
+    /// The launcher saw the process of `rank` exit.
+    pub fn process_exited(&self, rank: u32, exit_code: i32) {
+        // Its last records may still be in the ring; the record thread ends the rank once the ring is empty, unless it
+        // never connected.
+        let mut state = lock(&self.shared.state);
+        let Some(process) = state.processes.get_mut(&rank) else { return };
+        process.exited = Some(exit_code);
+        if process.pid.is_none() {
+            process.exited = None;
+            state.end(rank, Some(exit_code));
+        }
+    }
+
+    /// Where every live rank is.
+    pub fn status(&self) -> Status {
+        summary::status(&lock(&self.shared.state))
+    }
+
+    /// What `rank` did, as a recording (only when collecting).
+    pub fn recording(&self, rank: u32) -> Option<RankRecording> {
+        lock(&self.shared.state).recording(rank)
+    }
+
+    /// What other ranks of the role need to know of `rank`'s recording (only when collecting).
+    pub fn recording_info(&self, rank: u32) -> Option<RecordingInfo> {
+        summary::recording_info(&lock(&self.shared.state), rank)
+    }
+
+    /// Ends the session and says what happened. Processes still connected see the engine go.
+    pub fn finish(&self) -> Summary {
+        self.shared.stop.store(true, Ordering::Release);
+        for thread in std::mem::take(&mut *lock(&self.threads)) {
+            let _ = thread.join();
+        }
+        for closer in std::mem::take(&mut *lock(&self.shared.closers)) {
+            closer.close();
+        }
+        for thread in std::mem::take(&mut *lock(&self.shared.process_threads)) {
+            let _ = thread.join();
+        }
+        summary::summarise(&mut lock(&self.shared.state), &self.options, self.graph.as_deref())
+    }
+}
+
+/// One simulation for all live ranks beside the virtual ones, or one for each live rank beside absent ones.
+fn simulations(options: &SessionOptions, graph: Option<&Arc<Graph>>) -> Result<Vec<Simulation>, SimError> {
+    let sim_options = |live: &[u32]| SimOptions {
+        profile: options.profile.clone(),
+        slow: options.slow.iter().map(|(rank, factor)| (Rank(*rank), *factor)).collect(),
+        live: live.iter().copied().map(Rank).collect(),
+        trace: false,
+    };
+    match (options.mode, graph) {
+        (SessionMode::Emulate, Some(graph)) => {
+            let peers = Peers::Graph(Arc::clone(graph));
+            Ok(vec![Simulation::new(peers, options.world_size, sim_options(&options.live))?])
+        }
+        _ => options
+            .live
+            .iter()
+            .map(|rank| Simulation::new(Peers::Absent, options.world_size, sim_options(&[*rank])))
+            .collect(),
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        for closer in std::mem::take(&mut *lock(&self.shared.closers)) {
+            closer.close();
+        }
+    }
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(body).expect("a thread for a process: the system has room")
+}
+
+fn accept_loop(listener: &Listener, shared: &Arc<Shared>) {
+    while !shared.stop.load(Ordering::Acquire) {
+        match listener.accept(POLL) {
+            Ok(Some(stream)) => welcome(stream, shared),
+            Ok(None) => {}
+            Err(error) => {
+                lock(&shared.state).fail(format!("the session's socket failed: {error}"));
+                return;
+            }
+        }
+    }
+}
+
+fn welcome(stream: UnixStream, shared: &Arc<Shared>) {
+    let admit = |hello: &prism_wire::frame::Hello| {
+        lock(&shared.state).connect(hello.rank, hello.world_size, hello.pid)?;
+        Ok(shared.config_text.clone())
+    };
+    // A refused or broken handshake is the process's problem; it has been told.
+    let Ok(Connection { hello, control, records, replies }) = handshake(stream, admit, RING_RECORDS) else { return };
+    lock(&shared.state).attach(hello.rank, replies);
+    lock(&shared.closers).push(control.closer());
+    let mut threads = lock(&shared.process_threads);
+    let for_control = Arc::clone(shared);
+    let for_records = Arc::clone(shared);
+    threads.push(spawn("prism-control", move || control_loop(hello.rank, control, &for_control)));
+    threads.push(spawn("prism-records", move || record_loop(hello.rank, records, &for_records)));
+}
+
+fn control_loop(rank: u32, mut control: ControlChannel, shared: &Shared) {
+    // A frame that makes no sense ends the connection like a dead peer does: the record thread reports the rank's end.
+    while let Ok(Some((kind, payload))) = control.recv() {
+        let answer = match Request::decode(kind, &payload) {
+            Ok(request) => lock(&shared.state).control(rank, request),
+            Err(error) => Err(error.to_string()),
+        };
+        let sent = match answer {
+            Ok(payload) => control.answer(kind, &payload),
+            Err(text) => control.refuse(&text),
+        };
+        if sent.is_err() {
+            break;
+        }
+    }
+}
+
+fn record_loop(rank: u32, mut records: RecordReader, shared: &Shared) {
+    let mut batch = Vec::with_capacity(BATCH);
+    loop {
+        let has_records = records.wait(POLL);
+        batch.clear();
+        records.pop_batch(&mut batch, BATCH);
+        if !batch.is_empty() {
+            lock(&shared.state).feed(rank, &batch);
+        } else if !has_records && (records.is_closed() || shared.stop.load(Ordering::Acquire)) {
+            break;
+        }
+    }
+    lock(&shared.state).end(rank, None);
+}

@@ -1,0 +1,405 @@
+//! The session's state: live ranks feed the simulation, answers go back. No threads here; [`super::session`] owns them.
+
+use super::identity::{IdentityTable, UniqueId};
+use super::process::{Memory, Pending, PendingKind, Process, ProcessNames, intern};
+use super::translate;
+use crate::graph::op::{Op, OpKind};
+use crate::ids::{EventId, Rank, StreamId};
+use crate::profile::Profile;
+use crate::sim::{Answer, Question, SimReport, Simulation};
+use crate::slice::recording::{CommOrigin, ProcessGroup, RankRecording, RecordedComm};
+use crate::units::SimTime;
+use indexmap::IndexSet;
+use prism_wire::frame::Request;
+use prism_wire::message::{FLAG_BACKGROUND, Record, RecordKind, Reply, ReplyStatus};
+use prism_wire::server::ReplyWriter;
+use std::collections::BTreeMap;
+
+/// A watchdog sees an operation complete only this long (virtual) after it did: what it then frees must not depend on
+/// when its real-time poll happens to fall.
+const WATCHDOG_LAG_NS: i64 = 30_000_000_000;
+/// ... unless it has asked for the same event so often while the program did nothing: at shutdown the program waits for
+/// its watchdog, which then asks without a pause instead of ten times a second.
+const WATCHDOG_PATIENCE: u32 = 50;
+/// Ops a live rank may run ahead before the simulation takes them in.
+const RUN_EVERY_OPS: usize = 4096;
+
+/// Everything the session's threads share.
+pub(crate) struct State {
+    /// One simulation of all ranks when emulating; one for each live rank when collecting, where every rank runs alone
+    /// against absent peers, in its own time.
+    sims: Vec<Simulation>,
+    pub(crate) profile: Profile,
+    pub(crate) world_size: u32,
+    pub(crate) processes: BTreeMap<u32, Process>,
+    pub(crate) identity: IdentityTable,
+    pub(crate) names: IndexSet<String>,
+    pub(crate) failure: Option<String>,
+    next_ticket: u64,
+    unprocessed: usize,
+}
+
+impl State {
+    pub(crate) fn new(sims: Vec<Simulation>, profile: Profile, world_size: u32, live: &[u32], records: bool) -> Self {
+        let num_sims = sims.len();
+        Self {
+            sims,
+            profile,
+            world_size,
+            processes: live
+                .iter()
+                .enumerate()
+                .map(|(index, rank)| (*rank, Process::new(*rank, index % num_sims, records)))
+                .collect(),
+            identity: IdentityTable::default(),
+            names: IndexSet::new(),
+            failure: None,
+            next_ticket: 0,
+            unprocessed: 0,
+        }
+    }
+
+    /// A process says hello. The text of an error goes back to it.
+    pub(crate) fn connect(&mut self, rank: u32, world_size: u32, pid: u32) -> Result<(), String> {
+        if world_size != self.world_size {
+            return Err(format!("the program's world has {world_size} ranks, the session's {}", self.world_size));
+        }
+        let Some(process) = self.processes.get_mut(&rank) else {
+            let live: Vec<_> = self.processes.keys().collect();
+            return Err(format!("rank {rank} is not played in this session (ranks {live:?} are)"));
+        };
+        if let Some(other) = process.pid {
+            return Err(format!("rank {rank} is already played by process {other}"));
+        }
+        process.pid = Some(pid);
+        Ok(())
+    }
+
+    pub(crate) fn attach(&mut self, rank: u32, replies: ReplyWriter) {
+        if let Some(process) = self.processes.get_mut(&rank) {
+            process.replies = Some(replies);
+        }
+    }
+
+    /// One control request. `Ok` is the answer's payload, `Err` the text of the refusal.
+    pub(crate) fn control(&mut self, rank: u32, request: Request) -> Result<Vec<u8>, String> {
+        let result = self.try_control(rank, request);
+        if let Err(message) = &result {
+            self.fail(message.clone());
+        }
+        result
+    }
+
+    fn try_control(&mut self, rank: u32, request: Request) -> Result<Vec<u8>, String> {
+        let process = self.processes.get_mut(&rank).ok_or("unknown rank")?;
+        match request {
+            Request::Hello(_) => return Err("a second hello on one connection".to_owned()),
+            Request::Name { id, text } => {
+                process.wire_names.insert(id, intern(&mut self.names, &text));
+            }
+            Request::Group { ranks, name } => {
+                if let Some(outside) = ranks.iter().find(|member| **member >= self.world_size) {
+                    return Err(format!("process group {name:?} has rank {outside}, the world {} ranks", self.world_size));
+                }
+                process.groups.push(ProcessGroup { name, ranks });
+            }
+            Request::CommInit { comm_id, nranks, group_rank, unique_id } => {
+                self.comm_init(rank, comm_id, nranks, group_rank, &unique_id)?;
+            }
+            Request::CommSplit { comm_id, parent, color, key: _, group_name } => {
+                return self.comm_split(rank, comm_id, parent, color, &group_name);
+            }
+            Request::Unsupported { name } => *process.unsupported.entry(name).or_default() += 1,
+            Request::Note { count, text } => *process.notes.entry(text).or_default() += count,
+        }
+        Ok(Vec::new())
+    }
+
+    fn comm_init(&mut self, rank: u32, comm_id: u32, nranks: u32, group_rank: u32, id: &UniqueId) -> Result<(), String> {
+        let process = &self.processes[&rank];
+        let (members, origin) = process.identify(nranks, group_rank, id, self.world_size, &self.identity)?;
+        self.add_comm(rank, comm_id, members, origin)
+    }
+
+    fn comm_split(&mut self, rank: u32, comm_id: u32, parent: u32, color: i32, group: &str) -> Result<Vec<u8>, String> {
+        let process = &self.processes[&rank];
+        if !process.comms.contains_key(&parent) {
+            return Err(format!("rank {rank} splits communicator {parent}, which it does not have"));
+        }
+        let (mut nranks, mut group_rank) = (0, 0);
+        if color >= 0 {
+            if group.is_empty() {
+                return Err(format!(
+                    "rank {rank} splits a communicator by colour {color}: the colours of ranks that do not run are \
+                     known only when the framework hook names the process group"
+                ));
+            }
+            let (ordinal, members) = process.group(group, self.world_size)?;
+            nranks = members.len() as u32;
+            group_rank = members.iter().position(|member| *member == rank).unwrap_or_default() as u32;
+            let origin = CommOrigin::Group { ordinal, instance: process.instances(ordinal, None) };
+            self.add_comm(rank, comm_id, members, origin)?;
+        }
+        Ok([nranks.to_le_bytes(), group_rank.to_le_bytes()].concat())
+    }
+
+    fn add_comm(&mut self, rank: u32, comm_id: u32, members: Vec<u32>, origin: CommOrigin) -> Result<(), String> {
+        let process = self.processes.get_mut(&rank).expect("checked by the caller");
+        let slot =
+            self.sims[process.sim].live_comm(Rank(rank), &members).map_err(|error| error.to_string())?;
+        process.recorded_comms.push(RecordedComm { origin, members });
+        process.comms.insert(comm_id, slot);
+        Ok(())
+    }
+
+    /// Takes in the records of a rank in call order, and answers what can be answered.
+    pub(crate) fn feed(&mut self, rank: u32, records: &[Record]) {
+        let mut has_query = false;
+        for record in records {
+            match self.feed_one(rank, record) {
+                Ok(is_query) => has_query |= is_query,
+                Err(message) => {
+                    self.fail(format!("rank {rank}: {message}"));
+                    self.refuse_query(rank, record);
+                }
+            }
+        }
+        self.unprocessed += records.len();
+        if has_query || self.unprocessed >= RUN_EVERY_OPS || self.processes.values().any(Process::is_waiting) {
+            self.advance();
+        }
+    }
+
+    fn feed_one(&mut self, rank: u32, record: &Record) -> Result<bool, String> {
+        let kind = RecordKind::from_u16(record.kind).ok_or_else(|| format!("record kind {} is not known", record.kind))?;
+        let process = self.processes.get_mut(&rank).ok_or("unknown rank")?;
+        process.num_records += 1;
+        if self.failure.is_some() {
+            if kind.is_query() {
+                self.refuse_query(rank, record);
+            }
+            return Ok(false);
+        }
+        if record.flags & FLAG_BACKGROUND != 0 && kind.is_query() {
+            self.answer_background(rank, record, kind);
+            return Ok(false);
+        }
+        let process = self.processes.get_mut(&rank).ok_or("unknown rank")?;
+        process.background_polls.clear();
+        account_memory(&mut process.memory, kind, record);
+        let mut names =
+            ProcessNames { interner: &mut self.names, wire_names: &process.wire_names, comms: &process.comms };
+        let op = translate::op_kind(record, kind, &self.profile, &mut names).map_err(|error| error.to_string())?;
+        if let Some(op) = op {
+            self.push(rank, record, op)?;
+        }
+        if kind == RecordKind::GroupEnd {
+            self.sim_of(rank).close_group(Rank(rank)).map_err(|error| error.to_string())?;
+        }
+        if kind.is_query() {
+            self.ask(rank, record, kind);
+        }
+        Ok(kind.is_query())
+    }
+
+    fn push(&mut self, rank: u32, record: &Record, kind: OpKind) -> Result<(), String> {
+        let process = self.processes.get_mut(&rank).expect("checked by the caller");
+        let gap_ns = (record.host_ns - process.last_host_ns).max(0);
+        process.last_host_ns = process.last_host_ns.max(record.host_ns);
+        let op = Op { host_gap: SimTime::from_ns(gap_ns), stream: StreamId(record.stream), kind };
+        if let Some(recorder) = &mut process.recorder {
+            recorder.push(op);
+        }
+        if kind == OpKind::IterationEnd {
+            process.num_iterations += 1;
+        }
+        if matches!(kind, OpKind::Collective { .. } | OpKind::PointToPoint { .. } | OpKind::Compute { .. }) {
+            process.last_op = Some(kind);
+        }
+        self.sim_of(rank).push(Rank(rank), op).map_err(|error| error.to_string())
+    }
+
+    fn ask(&mut self, rank: u32, record: &Record, kind: RecordKind) {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        let at = SimTime::from_ns(record.host_ns);
+        let (question, pending) = match kind {
+            RecordKind::EventQuery => (Question::EventDone { event: EventId(record.e), at }, PendingKind::Done),
+            RecordKind::StreamQuery => (Question::StreamDone { stream: StreamId(record.stream), at }, PendingKind::Done),
+            RecordKind::EventElapsed => {
+                (Question::Elapsed { from: EventId(record.e), to: EventId(record.f) }, PendingKind::Elapsed)
+            }
+            _ => (Question::Resume, PendingKind::Resume),
+        };
+        self.sim_of(rank).ask(Rank(rank), question, ticket);
+        let pending = Pending { reply_slot: record.h, host_ns: record.host_ns, question: pending };
+        self.processes.get_mut(&rank).expect("checked by the caller").pending.insert(ticket, pending);
+    }
+
+    /// A thread that does not drive the device asks: it is answered from what is known, and never moves a clock.
+    fn answer_background(&mut self, rank: u32, record: &Record, kind: RecordKind) {
+        let Some(process) = self.processes.get_mut(&rank) else { return };
+        let polls = process.background_polls.entry(record.e).or_default();
+        *polls += 1;
+        let is_patient = *polls < WATCHDOG_PATIENCE;
+        let known = match kind {
+            RecordKind::EventQuery => self.sims[process.sim].peek_event(Rank(rank), EventId(record.e)),
+            _ => None,
+        };
+        let has_lagged = |time: SimTime| time.as_ns().saturating_add(WATCHDOG_LAG_NS) <= process.last_host_ns;
+        let is_done = known.is_some_and(|time| !is_patient || has_lagged(time));
+        let reply = Reply {
+            status: ReplyStatus::Ok as u32,
+            reserved: 0,
+            value: i64::from(is_done),
+            host_ns: record.host_ns,
+        };
+        reply_to(process, record.h, reply);
+    }
+
+    fn refuse_query(&mut self, rank: u32, record: &Record) {
+        if RecordKind::from_u16(record.kind).is_some_and(RecordKind::is_query)
+            && let Some(process) = self.processes.get(&rank)
+        {
+            reply_to(process, record.h, failed_reply(record.host_ns));
+        }
+    }
+
+    fn sim_of(&mut self, rank: u32) -> &mut Simulation {
+        let index = self.processes.get(&rank).map_or(0, |process| process.sim);
+        &mut self.sims[index]
+    }
+
+    /// What every simulation has to say so far, as one report.
+    pub(crate) fn report(&self) -> SimReport {
+        let mut reports = self.sims.iter().map(Simulation::report);
+        let first = reports.next().expect("a session has a simulation");
+        reports.fold(first, merged)
+    }
+
+    /// Runs the simulations as far as they go and answers; when every live rank of one waits, decides what waiting means.
+    pub(crate) fn advance(&mut self) {
+        self.unprocessed = 0;
+        for sim in 0..self.sims.len() {
+            while self.failure.is_none() && self.advance_sim(sim) {}
+        }
+    }
+
+    /// Says whether questions were settled, so that there may be more to do.
+    fn advance_sim(&mut self, sim: usize) -> bool {
+        if let Err(error) = self.sims[sim].run() {
+            self.fail(error.to_string());
+            return false;
+        }
+        if self.answer(sim) || !self.is_quiescent(sim) {
+            return false;
+        }
+        let is_resume = |pending: &Pending| pending.question == PendingKind::Resume;
+        if self.members(sim).all(|process| process.pending.values().all(is_resume)) {
+            let text = self.sims[sim].blocked().iter().map(|blocked| format!("\n  {blocked}")).collect::<String>();
+            self.fail(format!("deadlock: every running rank waits and nothing can move{text}"));
+            return false;
+        }
+        self.sims[sim].settle_questions();
+        !self.answer(sim)
+    }
+
+    fn members(&self, sim: usize) -> impl Iterator<Item = &Process> {
+        self.processes.values().filter(move |process| process.sim == sim)
+    }
+
+    /// Every live rank of the simulation has come, and those that have not ended wait for the engine.
+    fn is_quiescent(&self, sim: usize) -> bool {
+        let mut running = self.members(sim).filter(|process| !process.has_ended()).peekable();
+        running.peek().is_some() && running.all(|process| process.pid.is_some() && process.is_waiting())
+    }
+
+    fn answer(&mut self, sim: usize) -> bool {
+        let answers = self.sims[sim].take_answers();
+        let any = !answers.is_empty();
+        for (rank, ticket, answer) in answers {
+            let Some(process) = self.processes.get_mut(&rank.0) else { continue };
+            let Some(pending) = process.pending.remove(&ticket) else { continue };
+            let (value, host_ns) = match answer {
+                Answer::Resume(time) => {
+                    let resumed = time.as_ns().max(pending.host_ns);
+                    // Calls other threads made while this one waited come after its return.
+                    process.last_host_ns = resumed + (process.last_host_ns - pending.host_ns).max(0);
+                    (0, resumed)
+                }
+                Answer::Done(is_done) => (i64::from(is_done), pending.host_ns),
+                Answer::Elapsed(time) => (time.as_ns(), pending.host_ns),
+            };
+            reply_to(process, pending.reply_slot, Reply { status: ReplyStatus::Ok as u32, reserved: 0, value, host_ns });
+        }
+        any
+    }
+
+    /// The process has exited (the launcher says so) or its connection is gone.
+    pub(crate) fn end(&mut self, rank: u32, exit_code: Option<i32>) {
+        let Some(process) = self.processes.get_mut(&rank) else { return };
+        let had_ended = process.has_ended();
+        process.exited = process.exited.or(exit_code);
+        process.disconnected |= exit_code.is_none();
+        if !had_ended {
+            process.pending.clear();
+            self.sim_of(rank).end_live(Rank(rank));
+            self.advance();
+        }
+    }
+
+    /// The session has failed: every waiting call returns an error, every later query too.
+    pub(crate) fn fail(&mut self, message: String) {
+        if self.failure.is_none() {
+            self.failure = Some(message);
+        }
+        for process in self.processes.values_mut() {
+            for pending in std::mem::take(&mut process.pending).into_values() {
+                reply_to(process, pending.reply_slot, failed_reply(pending.host_ns));
+            }
+        }
+    }
+
+    pub(crate) fn recording(&self, rank: u32) -> Option<RankRecording> {
+        self.processes.get(&rank)?.recording(self.world_size, &self.names)
+    }
+}
+
+/// Two reports of different ranks as one.
+fn merged(mut report: SimReport, other: SimReport) -> SimReport {
+    let (time, more) = (&mut report.device_time, other.device_time);
+    more.by_provenance.into_iter().for_each(|(key, ns)| *time.by_provenance.entry(key).or_default() += ns);
+    more.by_class.into_iter().for_each(|(key, ns)| *time.by_class.entry(key).or_default() += ns);
+    time.communication += more.communication;
+    report.ranks.extend(other.ranks);
+    report.ranks.sort_unstable_by_key(|rank| rank.rank);
+    report.ops_evaluated += other.ops_evaluated;
+    report.roles += other.roles;
+    report
+}
+
+fn failed_reply(host_ns: i64) -> Reply {
+    Reply { status: ReplyStatus::Failed as u32, reserved: 0, value: 0, host_ns }
+}
+
+fn reply_to(process: &Process, slot: u32, reply: Reply) {
+    if let Some(replies) = &process.replies {
+        // A bad slot index is the process's own damage: it then waits until it notices our end.
+        let _ = replies.answer(slot, reply);
+    }
+}
+
+fn account_memory(memory: &mut Memory, kind: RecordKind, record: &Record) {
+    match kind {
+        RecordKind::Alloc => {
+            memory.device_bytes = memory.device_bytes.saturating_add(record.a);
+            memory.device_peak_bytes = memory.device_peak_bytes.max(memory.device_bytes);
+        }
+        RecordKind::Free => memory.device_bytes = memory.device_bytes.saturating_sub(record.a),
+        RecordKind::MemoryStats => {
+            memory.allocated_peak_bytes = memory.allocated_peak_bytes.max(record.a);
+            memory.reserved_peak_bytes = memory.reserved_peak_bytes.max(record.b);
+        }
+        _ => {}
+    }
+}

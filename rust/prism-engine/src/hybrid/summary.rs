@@ -1,0 +1,252 @@
+//! What a session reports: while it runs ([`Status`]) and at its end ([`Summary`]). Only virtual time: two runs of the
+//! same session give the same bytes.
+
+use super::process::{Process, describe};
+use super::state::State;
+use super::{SessionMode, SessionOptions, nccl_memory};
+use crate::graph::Graph;
+use crate::ids::Rank;
+use crate::prune;
+use crate::sim::{DeviceTime, RankReport, SimReport};
+use crate::slice::recording::{CommOrigin, ProcessGroup};
+use crate::graph::op::OpKind;
+use crate::units::SimTime;
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Where a session is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Status {
+    /// Why the session failed, if it did.
+    pub failed: Option<String>,
+    /// Live ranks by rank.
+    pub ranks: BTreeMap<u32, RankStatus>,
+}
+
+/// Where a live rank is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RankStatus {
+    /// Its process has connected.
+    pub connected: bool,
+    /// No more ops will come.
+    pub finished: bool,
+    /// Records taken in.
+    pub records: u64,
+    /// Iterations enqueued completely.
+    pub iterations: u32,
+    /// The last op, in words.
+    pub last_op: Option<String>,
+}
+
+/// A communicator of a live rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CommunicatorSummary {
+    /// Number of members.
+    pub size: u32,
+    /// First members in group-rank order (eight at most).
+    pub members: Vec<u32>,
+    /// Collectives and halves of messages.
+    pub calls: u64,
+    /// Bytes as the calls state them.
+    pub bytes: u64,
+}
+
+/// A live rank at the end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RankSummary {
+    /// The rank.
+    pub rank: u32,
+    /// Duration of each iteration: from the end of the previous one on the device (training's begin for the first).
+    pub iteration_time_ns: Vec<i64>,
+    /// Peak of the program's own allocator, allocated.
+    pub peak_allocated_bytes: u64,
+    /// Peak of the program's own allocator, reserved.
+    pub peak_reserved_bytes: u64,
+    /// Peak the driver handed out.
+    pub peak_device_bytes: u64,
+    /// Modelled memory of NCCL's connections, which no allocator of the program sees.
+    pub nccl_buffer_bytes: u64,
+    /// Time on the device.
+    pub device_time: Option<DeviceTime>,
+    /// Communicators in order of creation.
+    pub communicators: Vec<CommunicatorSummary>,
+    /// Calls that are not supported, with how often they were made.
+    pub unsupported: BTreeMap<String, u64>,
+    /// Remarks of the shims, with counts.
+    pub notes: BTreeMap<String, u64>,
+    /// Where it was when the session ended.
+    pub iterations: u32,
+    /// The last op, in words.
+    pub last_op: Option<String>,
+    /// Exit code of the process, if the launcher told.
+    pub exit_code: Option<i32>,
+}
+
+/// The end of a session.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Summary {
+    /// Ranks of the job.
+    pub world_size: u32,
+    /// Duration of each iteration of the job: over all ranks when virtual ranks took part, over the live ones else.
+    pub iteration_time_ns: Vec<i64>,
+    /// Live ranks.
+    pub ranks: Vec<RankSummary>,
+    /// Ops of the graph, over all ranks (0 when collecting).
+    pub ops: u64,
+    /// Ops evaluated, counted once per rank.
+    pub ops_evaluated: u64,
+    /// Live ranks and the virtual ranks they exchange data with.
+    pub ranks_materialised: u64,
+    /// Time on the device of all ranks that took part.
+    pub device_time: DeviceTime,
+    /// Why the session failed, if it did.
+    pub failed: Option<String>,
+}
+
+/// Facts about a recording that decide which other ranks must be run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RecordingInfo {
+    /// Communicators in order of creation.
+    pub comms: Vec<CommInfo>,
+    /// Process groups of the job as this rank saw them created.
+    pub groups: Vec<ProcessGroup>,
+    /// Groups (by their number among the rank's own) that carry messages: in them, the group rank makes the role.
+    pub p2p_ordinals: BTreeSet<u32>,
+    /// Calls that are not supported.
+    pub unsupported: BTreeMap<String, u64>,
+    /// Remarks of the shims.
+    pub notes: BTreeMap<String, u64>,
+    /// Iterations enqueued completely.
+    pub iterations: u32,
+    /// Peak of the program's own allocator, allocated.
+    pub peak_allocated_bytes: u64,
+    /// Peak of the program's own allocator, reserved.
+    pub peak_reserved_bytes: u64,
+}
+
+/// A communicator of a recording.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CommInfo {
+    /// `group`, `pair` or `explicit`.
+    pub kind: &'static str,
+    /// Number of the process group among the rank's own.
+    pub ordinal: Option<u32>,
+    /// Number of members.
+    pub size: usize,
+    /// The rank's place in it.
+    pub group_rank: Option<usize>,
+}
+
+pub(crate) fn status(state: &State) -> Status {
+    let rank_status = |process: &Process| RankStatus {
+        connected: process.pid.is_some(),
+        finished: process.has_ended(),
+        records: process.num_records,
+        iterations: process.num_iterations,
+        last_op: last_op(process, state),
+    };
+    Status {
+        failed: state.failure.clone(),
+        ranks: state.processes.iter().map(|(rank, process)| (*rank, rank_status(process))).collect(),
+    }
+}
+
+fn last_op(process: &Process, state: &State) -> Option<String> {
+    process.last_op.as_ref().map(|kind| describe(kind, &state.names))
+}
+
+pub(crate) fn recording_info(state: &State, rank: u32) -> Option<RecordingInfo> {
+    let process = state.processes.get(&rank)?;
+    let recording = state.recording(rank)?;
+    let comm_info = |comm: &crate::slice::recording::RecordedComm| {
+        let (kind, ordinal) = match comm.origin {
+            CommOrigin::Group { ordinal, .. } => ("group", Some(ordinal)),
+            CommOrigin::Pair { ordinal, .. } => ("pair", Some(ordinal)),
+            CommOrigin::Explicit => ("explicit", None),
+        };
+        let group_rank = comm.members.iter().position(|member| *member == rank);
+        CommInfo { kind, ordinal, size: comm.members.len(), group_rank }
+    };
+    let p2p_ordinals = recording.ops.iter().filter_map(|op| match op.kind {
+        OpKind::PointToPoint { slot, .. } => match recording.comms.get(slot.index())?.origin {
+            CommOrigin::Group { ordinal, .. } | CommOrigin::Pair { ordinal, .. } => Some(ordinal),
+            CommOrigin::Explicit => None,
+        },
+        _ => None,
+    });
+    Some(RecordingInfo {
+        comms: recording.comms.iter().map(comm_info).collect(),
+        p2p_ordinals: p2p_ordinals.collect(),
+        groups: recording.groups.clone(),
+        unsupported: process.unsupported.clone(),
+        notes: process.notes.clone(),
+        iterations: process.num_iterations,
+        peak_allocated_bytes: process.memory.allocated_peak_bytes,
+        peak_reserved_bytes: process.memory.reserved_peak_bytes,
+    })
+}
+
+pub(crate) fn summarise(state: &mut State, options: &SessionOptions, graph: Option<&Graph>) -> Summary {
+    state.advance();
+    let report = state.report();
+    let live: Vec<Rank> = options.live.iter().copied().map(Rank).collect();
+    let materialised = match (options.mode, graph) {
+        (SessionMode::Emulate, Some(graph)) => prune::materialised(graph, &live.iter().copied().collect(), &options.profile).len(),
+        _ => live.len(),
+    };
+    Summary {
+        world_size: options.world_size,
+        iteration_time_ns: job_iterations(&report, &live),
+        ranks: state.processes.values().map(|process| rank_summary(process, &report, state)).collect(),
+        ops: graph.map_or(0, Graph::num_ops),
+        ops_evaluated: report.ops_evaluated,
+        ranks_materialised: materialised as u64,
+        device_time: report.device_time.clone(),
+        failed: state.failure.clone(),
+    }
+}
+
+/// Iterations that every rank which took part has finished; a run that ends early stops there.
+fn job_iterations(report: &SimReport, live: &[Rank]) -> Vec<i64> {
+    let finished = report.ranks.iter().filter(|rank| live.contains(&rank.rank)).map(|rank| rank.iteration_ends.len()).min();
+    if report.ranks.iter().all(|rank| rank.iteration_ends.is_empty()) {
+        return report.iteration_times().into_iter().map(SimTime::as_ns).collect();
+    }
+    report.iteration_times().into_iter().take(finished.unwrap_or(0)).map(SimTime::as_ns).collect()
+}
+
+fn rank_iterations(report: &RankReport) -> Vec<i64> {
+    let mut before = report.training_begin.unwrap_or_default();
+    let ends = report.iteration_ends.iter();
+    ends.map(|end| (*end - std::mem::replace(&mut before, *end)).as_ns()).collect()
+}
+
+fn rank_summary(process: &Process, report: &SimReport, state: &State) -> RankSummary {
+    const MEMBERS_SHOWN: usize = 8;
+    let own = report.ranks.iter().find(|rank| rank.rank.0 == process.rank);
+    let uses = own.map_or(&[][..], |own| &own.comms);
+    let communicators = uses.iter().map(|comm| CommunicatorSummary {
+        size: comm.members.len() as u32,
+        members: comm.members.iter().copied().take(MEMBERS_SHOWN).collect(),
+        calls: comm.calls,
+        bytes: comm.bytes,
+    });
+    RankSummary {
+        rank: process.rank,
+        iteration_time_ns: own.map(rank_iterations).unwrap_or_default(),
+        peak_allocated_bytes: process.memory.allocated_peak_bytes,
+        peak_reserved_bytes: process.memory.reserved_peak_bytes,
+        peak_device_bytes: process.memory.device_peak_bytes,
+        nccl_buffer_bytes: uses
+            .iter()
+            .map(|comm| nccl_memory::communicator_bytes(comm.members.len(), comm.calls > 0))
+            .sum(),
+        device_time: own.and_then(|own| own.device_time.clone()),
+        communicators: communicators.collect(),
+        unsupported: process.unsupported.clone(),
+        notes: process.notes.clone(),
+        iterations: process.num_iterations,
+        last_op: last_op(process, state),
+        exit_code: process.exited,
+    }
+}

@@ -1,0 +1,113 @@
+//! Replay of a whole job from its graph: every rank virtual.
+
+use crate::graph::Graph;
+use crate::ids::Rank;
+use crate::profile::Profile;
+use crate::sim::{DeviceTime, Peers, SimError, SimOptions, SimReport, Simulation};
+use crate::units::SimTime;
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// How concurrent communication shares the network.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Contention {
+    /// It does not: every operation has the network to itself.
+    #[default]
+    None,
+    /// Operations share links fairly while they overlap.
+    FairShare,
+}
+
+/// How to replay.
+#[derive(Clone, Debug)]
+pub struct ReplayOptions {
+    /// Costs of communication.
+    pub profile: Profile,
+    /// Slow-down of a rank's compute ops (1.3 = 30 % longer).
+    pub slow: BTreeMap<Rank, f64>,
+    /// Count ranks that cannot be told apart as one class in [`ReplayResult::rank_classes`]. The result is the same either
+    /// way, and every rank is evaluated either way (together with the others of its role).
+    pub symmetry: bool,
+    /// How concurrent communication shares the network.
+    pub contention: Contention,
+}
+
+impl ReplayOptions {
+    /// Full speed, no contention.
+    #[must_use]
+    pub fn new(profile: Profile) -> Self {
+        Self { profile, slow: BTreeMap::new(), symmetry: true, contention: Contention::None }
+    }
+}
+
+/// Result of a replay. Times are whole ns.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ReplayResult {
+    /// Ranks of the job.
+    pub world_size: u32,
+    /// Duration of each iteration of the job: from the last rank's end of the previous one to the last rank's end.
+    pub iteration_time_ns: Vec<i64>,
+    /// When the last rank is through with everything.
+    pub total_time_ns: i64,
+    /// Ops of all ranks.
+    pub ops: u64,
+    /// Ops evaluated, counted once per rank.
+    pub ops_evaluated: u64,
+    /// Ranks that differ in program, slow-down or durations of their own count as different.
+    pub rank_classes: u64,
+    /// Size of the graph.
+    pub graph_bytes: u64,
+    /// Wall time of the replay; filled in by the caller, who has a clock.
+    pub wall_ns: u64,
+    /// Peak memory of the process; filled in by the caller.
+    pub peak_rss_bytes: u64,
+    /// Compute and communication of all ranks, ns.
+    pub device_time: DeviceTime,
+    /// The same as `device_time.by_provenance`.
+    pub device_time_by_provenance: BTreeMap<crate::graph::op::Provenance, i64>,
+    /// The rank whose last iteration ends last; of several, the lowest.
+    pub critical_rank: Option<Rank>,
+}
+
+/// Replays the job. Deterministic: depends on nothing but the arguments.
+pub fn replay(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<ReplayResult, SimError> {
+    let report = replay_ranks(graph, options)?;
+    let total = report.ranks.iter().map(|rank| rank.final_time).max().unwrap_or_default();
+    Ok(ReplayResult {
+        world_size: graph.world_size(),
+        iteration_time_ns: report.iteration_times().into_iter().map(SimTime::as_ns).collect(),
+        total_time_ns: total.as_ns(),
+        ops: graph.num_ops(),
+        ops_evaluated: report.ops_evaluated,
+        rank_classes: if options.symmetry { rank_classes(graph, options) } else { u64::from(graph.world_size()) },
+        graph_bytes: graph.graph_bytes(),
+        wall_ns: 0,
+        peak_rss_bytes: 0,
+        device_time_by_provenance: report.device_time.by_provenance.clone(),
+        critical_rank: report.critical_rank(),
+        device_time: report.device_time,
+    })
+}
+
+/// Replays the job and tells about every rank.
+pub fn replay_ranks(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<SimReport, SimError> {
+    if options.contention == Contention::FairShare {
+        return Err(SimError::Unavailable { what: "contention \"fair-share\"".to_owned() });
+    }
+    let sim_options = SimOptions { slow: options.slow.clone(), ..SimOptions::new(options.profile.clone()) };
+    let mut simulation = Simulation::new(Peers::Graph(Arc::clone(graph)), graph.world_size(), sim_options)?;
+    simulation.run()?;
+    Ok(simulation.report())
+}
+
+/// Number of distinct (template, slow-down, own durations) among the ranks.
+fn rank_classes(graph: &Graph, options: &ReplayOptions) -> u64 {
+    let mut classes = BTreeSet::new();
+    for rank in (0..graph.world_size()).map(Rank) {
+        let factor = options.slow.get(&rank).copied().unwrap_or(1.0).to_bits();
+        let overrides: Vec<_> = graph.rank_overrides(rank).collect();
+        classes.insert((graph.rank_template(rank), factor, overrides));
+    }
+    classes.len() as u64
+}

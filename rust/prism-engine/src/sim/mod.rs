@@ -1,0 +1,355 @@
+//! Timed evaluation of a job: virtual ranks from the graph, live ranks op by op, in one deterministic simulation.
+//!
+//! ```text
+//!  push / live_comm / ask                    take_answers / report / blocked
+//!        │                                          ▲
+//!        ▼            one program per template      │
+//!    programs ──► roles: vectors over ranks ──► worklist to the fixed point
+//!                  │ host  │ streams              ▲
+//!                  └───────┴──► network: collectives and messages ─┘
+//! ```
+//!
+//! *Actors.* The host of a rank issues ops in program order and only synchronisations hold it; a stream runs its ops in issue
+//! order, each from `max(stream clock, issue time)`. A communication op occupies its stream from its arrival to its
+//! completion. See [`program`] for how an issue time is known before the op runs, [`role`] for the vectors,
+//! [`network`] for where ranks meet.
+//!
+//! *One answer.* No op chooses between peers and none branches on a time, so the order of evaluation cannot change a result
+//! (a Kahn network). The worklist, the order in which live ranks are fed and the splitting of roles are therefore free.
+//!
+//! *Iterations of virtual ranks.* Beside live ranks, a virtual rank enters iteration `k` only when the lowest live rank has
+//! passed marker `k` ([`gate`]), and repeats its last recorded iteration for as long as the live ranks iterate.
+//!
+//! Cost: O(ops x roles) steps over vectors, O(ranks x (streams + events in flight + communicators)) memory.
+
+mod blocked;
+mod error;
+mod gate;
+mod live;
+mod network;
+mod program;
+mod report;
+mod role;
+mod signature;
+mod speeds;
+mod step;
+mod trace;
+mod vector;
+
+pub use blocked::Blocked;
+pub use error::{Mismatch, SimError};
+pub use live::{Answer, Question};
+pub use report::{CommUse, DeviceTime, RankReport, SimReport};
+pub use signature::Signature;
+pub use trace::Span;
+
+use crate::graph::Graph;
+use crate::ids::{Rank, TemplateId};
+use crate::profile::Profile;
+use gate::Gate;
+use live::LiveRank;
+use network::{Network, Part};
+use program::Program;
+use role::Role;
+use speeds::Speeds;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use step::Context;
+use trace::Tracer;
+
+/// Slowest a rank may be made.
+const MAX_SLOW_FACTOR: f64 = 1e6;
+/// In [`Place`]: no role, the rank is absent.
+const NOWHERE: u32 = u32::MAX;
+
+/// Who the ranks are that do not run.
+#[derive(Clone)]
+pub enum Peers {
+    /// Virtual ranks, replayed from the graph.
+    Graph(Arc<Graph>),
+    /// Nobody (while collecting): a peer that does not run arrives exactly when the running rank does; of several running
+    /// ranks, when the last does.
+    Absent,
+}
+
+/// How to simulate.
+#[derive(Clone, Debug)]
+pub struct SimOptions {
+    /// Costs of communication.
+    pub profile: Profile,
+    /// Slow-down of a rank's compute ops (1.3 = 30 % longer).
+    pub slow: BTreeMap<Rank, f64>,
+    /// Ranks whose ops are pushed instead of replayed.
+    pub live: Vec<Rank>,
+    /// Keep the span of every op (memory grows with every op).
+    pub trace: bool,
+}
+
+impl SimOptions {
+    /// All ranks virtual, at full speed.
+    #[must_use]
+    pub fn new(profile: Profile) -> Self {
+        Self { profile, slow: BTreeMap::new(), live: Vec::new(), trace: false }
+    }
+}
+
+/// Where the state of a rank is.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    role: u32,
+    at: u32,
+}
+
+/// See the module's documentation.
+pub struct Simulation {
+    graph: Option<Arc<Graph>>,
+    world_size: u32,
+    programs: Vec<Program>,
+    roles: Vec<Role>,
+    places: Vec<Place>,
+    network: Network,
+    queue: VecDeque<u32>,
+    is_queued: Vec<bool>,
+    live: BTreeMap<Rank, LiveRank>,
+    gate: Gate,
+    slow: BTreeMap<Rank, f64>,
+    tracer: Tracer,
+    answers: Vec<(Rank, u64, Answer)>,
+    failure: Option<SimError>,
+    /// Roles of whose ranks some have come further than others since the last look.
+    uneven: BTreeSet<u32>,
+}
+
+impl Simulation {
+    /// A simulation of `world_size` ranks; nothing runs before [`Self::run`].
+    pub fn new(peers: Peers, world_size: u32, options: SimOptions) -> Result<Self, SimError> {
+        let graph = match peers {
+            Peers::Graph(graph) => Some(graph),
+            Peers::Absent => None,
+        };
+        check_options(graph.as_deref(), world_size, &options)?;
+        let mut simulation = Self {
+            world_size,
+            programs: Vec::new(),
+            roles: Vec::new(),
+            places: vec![Place { role: NOWHERE, at: 0 }; world_size as usize],
+            network: Network::new(options.profile, world_size),
+            queue: VecDeque::new(),
+            is_queued: Vec::new(),
+            live: BTreeMap::new(),
+            gate: Gate::default(),
+            slow: options.slow,
+            tracer: Tracer::new(options.trace),
+            answers: Vec::new(),
+            failure: None,
+            uneven: BTreeSet::new(),
+            graph,
+        };
+        if let Some(graph) = simulation.graph.clone() {
+            simulation.add_virtual_ranks(&graph, &options.live)?;
+        }
+        for rank in options.live {
+            simulation.add_live_rank(rank);
+        }
+        Ok(simulation)
+    }
+
+    fn add_virtual_ranks(&mut self, graph: &Graph, live: &[Rank]) -> Result<(), SimError> {
+        for comm in 0..graph.num_comms() {
+            self.network.add_comm(graph.comm_members(crate::ids::CommId(comm as u32)).into(), None);
+        }
+        let mut ranks_of: Vec<Vec<u32>> = vec![Vec::new(); graph.num_templates()];
+        for rank in (0..self.world_size).filter(|rank| !live.contains(&Rank(*rank))) {
+            ranks_of[graph.rank_template(Rank(rank)).index()].push(rank);
+        }
+        self.gate = Gate::new(graph, live)?;
+        for (template, ranks) in ranks_of.into_iter().enumerate().filter(|(_, ranks)| !ranks.is_empty()) {
+            let template = TemplateId(template as u32);
+            let mut program = Program::new(self.stretch(&ranks));
+            self.gate.add_program(graph, template, self.programs.len(), &mut program)?;
+            self.programs.push(program);
+            self.add_role(graph, template, ranks)?;
+        }
+        Ok(())
+    }
+
+    /// Largest slow-down of some ranks.
+    fn stretch(&self, ranks: &[u32]) -> f64 {
+        ranks.iter().filter_map(|rank| self.slow.get(&Rank(*rank))).fold(1.0, |most, factor| most.max(*factor))
+    }
+
+    fn add_role(&mut self, graph: &Graph, template: TemplateId, ranks: Vec<u32>) -> Result<(), SimError> {
+        let speeds = Speeds::of(graph, &ranks, &self.slow)?;
+        let num_slots = graph.template(template).num_slots() as usize;
+        let id = self.roles.len() as u32;
+        let mut role = Role::new(self.programs.len() - 1, ranks, speeds);
+        for slot in 0..num_slots {
+            let comms = role.ranks.iter().map(|rank| graph.rank_slots(Rank(*rank))[slot]).collect();
+            role.add_slot(comms, &self.network);
+            for (comm, count) in &role.slots[slot].parts {
+                let part = Part { role: id, slot: slot as u32, count: *count };
+                self.network.comms[*comm as usize].parts.push(part);
+            }
+        }
+        self.insert_role(role);
+        Ok(())
+    }
+
+    fn insert_role(&mut self, role: Role) -> u32 {
+        let id = self.roles.len() as u32;
+        for (at, rank) in role.ranks.iter().enumerate() {
+            self.places[*rank as usize] = Place { role: id, at: at as u32 };
+        }
+        self.roles.push(role);
+        self.is_queued.push(false);
+        self.enqueue(id);
+        id
+    }
+
+    fn enqueue(&mut self, role: u32) {
+        if !std::mem::replace(&mut self.is_queued[role as usize], true) {
+            self.queue.push_back(role);
+        }
+    }
+
+    /// Evaluates everything that can be. An error is final; without live ranks, so is the result.
+    pub fn run(&mut self) -> Result<(), SimError> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        let result = self.run_to_fixed_point();
+        if let Err(error) = &result {
+            self.failure = Some(error.clone());
+        }
+        result
+    }
+
+    fn run_to_fixed_point(&mut self) -> Result<(), SimError> {
+        loop {
+            self.run_queue();
+            let has_entered = self.pass_gates()?;
+            if !has_entered && !self.split_stuck_roles() {
+                break;
+            }
+        }
+        self.answer_questions();
+        if let Some(mismatch) = self.find_mismatch() {
+            return Err(mismatch);
+        }
+        if self.live.is_empty() && !self.is_finished() {
+            return Err(SimError::Deadlock { waiting: self.blocked() });
+        }
+        Ok(())
+    }
+
+    fn is_finished(&self) -> bool {
+        self.roles.iter().all(|role| role.is_finished(&self.programs[role.program]))
+    }
+
+    fn run_queue(&mut self) {
+        while let Some(id) = self.queue.pop_front() {
+            self.is_queued[id as usize] = false;
+            let role = &mut self.roles[id as usize];
+            let program = &self.programs[role.program];
+            role.step(&mut Context { program, network: &mut self.network, tracer: &mut self.tracer });
+            self.deliver();
+        }
+    }
+
+    /// Tells the roles what the network completed.
+    fn deliver(&mut self) {
+        loop {
+            if let Some(part) = self.network.done.pop() {
+                let is_ready =
+                    self.with_role(part.role, |role, context| role.calls_done(part.slot as usize, part.count, context));
+                self.note_progress(part.role, is_ready);
+            } else if let Some(landed) = self.network.landed.pop() {
+                let place = self.places[landed.rank as usize];
+                let is_ready =
+                    self.with_role(place.role, |role, context| role.message_done(landed, place.at as usize, context));
+                self.note_progress(place.role, is_ready);
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn note_progress(&mut self, role: u32, is_ready: bool) {
+        if is_ready {
+            self.enqueue(role);
+        } else if self.roles[role as usize].len() > 1 {
+            self.uneven.insert(role);
+        }
+    }
+
+    fn with_role<T>(&mut self, id: u32, f: impl FnOnce(&mut Role, &mut Context<'_>) -> T) -> T {
+        let role = &mut self.roles[id as usize];
+        let program = &self.programs[role.program];
+        f(role, &mut Context { program, network: &mut self.network, tracer: &mut self.tracer })
+    }
+
+    /// Nothing moves: a role whose ranks could go on in part is split. True if one was.
+    fn split_stuck_roles(&mut self) -> bool {
+        let mut has_split = false;
+        for id in std::mem::take(&mut self.uneven) {
+            let role = &self.roles[id as usize];
+            let is_mixed = |ready: &Vec<bool>| ready.contains(&true) && ready.contains(&false);
+            let ready = (0..role.slots.len()).map(|slot| role.ready(slot, &self.network)).find(is_mixed);
+            if let Some(ready) = ready {
+                self.split(id, &ready);
+                has_split = true;
+            }
+        }
+        has_split
+    }
+
+    fn split(&mut self, id: u32, ready: &[bool]) {
+        let other = self.roles[id as usize].split(ready, &self.network);
+        for (at, rank) in self.roles[id as usize].ranks.iter().enumerate() {
+            self.places[*rank as usize].at = at as u32;
+        }
+        let new_id = self.insert_role(other);
+        for slot in 0..self.roles[id as usize].slots.len() {
+            let parts = &self.roles[new_id as usize].slots[slot].parts;
+            self.network.move_parts(slot as u32, id, new_id, parts);
+        }
+        // Either half may be uneven at another slot.
+        self.uneven.extend([id, new_id]);
+        for role in [id, new_id] {
+            for slot in 0..self.roles[role as usize].slots.len() {
+                self.with_role(role, |role, context| role.go_on(slot, context));
+            }
+            self.enqueue(role);
+        }
+        self.deliver();
+    }
+
+    /// The spans since the last call, if [`SimOptions::trace`] is set; ordered by rank, stream, op and time.
+    pub fn take_spans(&mut self) -> Vec<Span> {
+        self.tracer.take()
+    }
+}
+
+fn check_options(graph: Option<&Graph>, world_size: u32, options: &SimOptions) -> Result<(), SimError> {
+    if let Some(graph) = graph.filter(|graph| graph.world_size() != world_size) {
+        let have = graph.world_size();
+        return Err(SimError::invalid(format!("the graph has {have} ranks, the simulation {world_size}")));
+    }
+    if graph.is_none() && options.live.is_empty() {
+        return Err(SimError::invalid("neither a graph nor a running rank: nothing to simulate"));
+    }
+    if let Some(rank) = options.live.iter().chain(options.slow.keys()).find(|rank| rank.0 >= world_size) {
+        return Err(SimError::invalid(format!("rank {rank} does not exist: the world has {world_size} ranks")));
+    }
+    let mut live = options.live.clone();
+    live.sort_unstable();
+    if let Some([rank, ..]) = live.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(SimError::invalid(format!("rank {rank} is to run twice")));
+    }
+    let is_bad = |factor: f64| !(factor > 0.0 && factor <= MAX_SLOW_FACTOR);
+    if let Some((rank, factor)) = options.slow.iter().find(|(_, factor)| is_bad(**factor)) {
+        let message = format!("slow-down of rank {rank} is {factor}: it must be above 0 and at most {MAX_SLOW_FACTOR}");
+        return Err(SimError::invalid(message));
+    }
+    Ok(())
+}

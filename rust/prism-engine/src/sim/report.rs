@@ -1,0 +1,154 @@
+//! What a simulation has to say.
+
+use super::Simulation;
+use super::role::{Account, Role};
+use crate::graph::op::{ComputeClass, Provenance};
+use crate::ids::Rank;
+use crate::units::SimTime;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Time on the device, whole ns summed over ranks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct DeviceTime {
+    /// Compute by what its durations rest on.
+    pub by_provenance: BTreeMap<Provenance, i64>,
+    /// Compute by class of work.
+    pub by_class: BTreeMap<ComputeClass, i64>,
+    /// Communication from arrival to completion, waiting for peers included.
+    pub communication: i64,
+}
+
+/// Use of a communicator by a live rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CommUse {
+    /// Communicator of the simulation.
+    pub communicator: u32,
+    /// Its members in group-rank order.
+    pub members: Vec<u32>,
+    /// Collectives and halves of messages.
+    pub calls: u64,
+    /// Bytes as the calls state them.
+    pub bytes: u64,
+}
+
+/// One rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RankReport {
+    /// Which.
+    pub rank: Rank,
+    /// Time of its (last) `TrainingBegin`.
+    pub training_begin: Option<SimTime>,
+    /// Times of its `IterationEnd`s.
+    pub iteration_ends: Vec<SimTime>,
+    /// When its host and streams are through.
+    pub final_time: SimTime,
+    /// Only of a live rank: its time on the device.
+    pub device_time: Option<DeviceTime>,
+    /// Only of a live rank: its communicators, in order of their numbers.
+    pub comms: Vec<CommUse>,
+}
+
+/// Result of a simulation so far.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SimReport {
+    /// Every rank that took part, ascending.
+    pub ranks: Vec<RankReport>,
+    /// Ops evaluated, counted once per rank.
+    pub ops_evaluated: u64,
+    /// Groups of ranks that were evaluated together: one per template and live rank, more if ranks of one template had to be
+    /// told apart.
+    pub roles: usize,
+    /// Time on the device of all ranks.
+    pub device_time: DeviceTime,
+}
+
+impl SimReport {
+    /// Duration of each iteration of the job: from the last rank's end of the previous one (or `TrainingBegin`, or the start)
+    /// to the last rank's end. Without markers, one iteration: everything.
+    #[must_use]
+    pub fn iteration_times(&self) -> Vec<SimTime> {
+        let latest = |time: &dyn Fn(&RankReport) -> Option<SimTime>| self.ranks.iter().filter_map(time).max();
+        let num_iterations = self.ranks.iter().map(|rank| rank.iteration_ends.len()).max().unwrap_or(0);
+        if num_iterations == 0 {
+            return vec![latest(&|rank| Some(rank.final_time)).unwrap_or_default()];
+        }
+        let mut before = latest(&|rank| rank.training_begin).unwrap_or_default();
+        let ends = (0..num_iterations).map(|k| latest(&|rank| rank.iteration_ends.get(k).copied()).unwrap_or_default());
+        ends.map(|end| end - std::mem::replace(&mut before, end)).collect()
+    }
+
+    /// The rank whose last iteration ends last (or that ends last, without markers); of several, the lowest.
+    #[must_use]
+    pub fn critical_rank(&self) -> Option<Rank> {
+        let time = |rank: &&RankReport| (rank.iteration_ends.last().copied(), rank.final_time);
+        let latest = self.ranks.iter().map(|rank| time(&rank)).max()?;
+        self.ranks.iter().find(|rank| time(rank) == latest).map(|rank| rank.rank)
+    }
+}
+
+impl Account {
+    fn add(&mut self, other: &Self) {
+        self.by_provenance.iter_mut().zip(other.by_provenance).for_each(|(sum, time)| *sum += time);
+        self.by_class.iter_mut().zip(other.by_class).for_each(|(sum, time)| *sum += time);
+        self.communication += other.communication;
+    }
+
+    fn device_time(&self) -> DeviceTime {
+        const PROVENANCES: [Provenance; 4] =
+            [Provenance::Measured, Provenance::Imported, Provenance::Modelled, Provenance::Default];
+        const CLASSES: [ComputeClass; 5] = [
+            ComputeClass::Kernel,
+            ComputeClass::Gemm,
+            ComputeClass::Operator,
+            ComputeClass::Memcpy,
+            ComputeClass::Memset,
+        ];
+        let ns = |ps: i128| i64::try_from(ps / 1000).unwrap_or(i64::MAX);
+        let provenances = PROVENANCES.into_iter().map(|p| (p, ns(self.by_provenance[p as usize])));
+        let classes = CLASSES.into_iter().map(|class| (class, ns(self.by_class[class as usize])));
+        DeviceTime {
+            by_provenance: provenances.filter(|(_, time)| *time > 0).collect(),
+            by_class: classes.filter(|(_, time)| *time > 0).collect(),
+            communication: ns(self.communication),
+        }
+    }
+}
+
+impl Simulation {
+    /// What is known so far.
+    pub fn report(&self) -> SimReport {
+        let mut ranks = Vec::with_capacity(self.world_size as usize);
+        let mut total = Account::default();
+        let mut ops_evaluated = 0;
+        for role in &self.roles {
+            total.add(&role.account);
+            ops_evaluated += role.account.ops + self.programs[role.program].host_ops * role.len() as u64;
+            self.report_role(role, &mut ranks);
+        }
+        ranks.sort_unstable_by_key(|report| report.rank);
+        SimReport { ranks, ops_evaluated, roles: self.roles.len(), device_time: total.device_time() }
+    }
+
+    fn report_role(&self, role: &Role, ranks: &mut Vec<RankReport>) {
+        let finals = role.final_times();
+        for (at, rank) in role.ranks.iter().enumerate() {
+            let rank = Rank(*rank);
+            let live = self.live.get(&rank);
+            let comms = live.into_iter().flat_map(|live| &live.uses).map(|(comm, (calls, bytes))| CommUse {
+                communicator: *comm,
+                members: self.network.comms[*comm as usize].members.to_vec(),
+                calls: *calls,
+                bytes: *bytes,
+            });
+            ranks.push(RankReport {
+                rank,
+                training_begin: role.begins.last_key_value().map(|(_, times)| times[at]),
+                iteration_ends: role.iteration_ends.values().map(|times| times[at]).collect(),
+                final_time: finals[at],
+                device_time: live.map(|_| role.account.device_time()),
+                comms: comms.collect(),
+            });
+        }
+    }
+}

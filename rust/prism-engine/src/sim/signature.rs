@@ -1,0 +1,86 @@
+//! What members of a communicator must agree on.
+
+use crate::graph::op::{CollectiveKind, DataType, ReduceOp};
+use serde::Serialize;
+use std::fmt;
+
+/// A collective as one rank called it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Signature {
+    /// Which collective.
+    pub collective: String,
+    /// Element count as given to NCCL.
+    pub count: u64,
+    /// Element type.
+    pub dtype: String,
+    /// Reduction.
+    pub reduce: String,
+    /// Root group rank.
+    pub root: u32,
+}
+
+impl fmt::Display for Signature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { collective, count, dtype, reduce, root } = self;
+        write!(f, "{collective} of {count} {dtype} ({reduce}, root {root})")
+    }
+}
+
+/// A collective inside a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Call {
+    pub(super) op: u32,
+    pub(super) kind: CollectiveKind,
+    pub(super) dtype: DataType,
+    pub(super) reduce: ReduceOp,
+    pub(super) root: u32,
+    pub(super) count: u64,
+}
+
+impl Call {
+    /// Would the two calls match? Where they stand in their programs does not matter.
+    pub(super) fn matches(&self, other: &Self) -> bool {
+        Self { op: 0, ..*self } == Self { op: 0, ..*other }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.count.saturating_mul(self.dtype.size_bytes())
+    }
+
+    /// Size of the whole buffer of a communicator of `members` ranks.
+    pub(super) fn buffer_bytes(&self, members: u64) -> u64 {
+        use CollectiveKind as K;
+        match self.kind {
+            K::AllReduce | K::Broadcast | K::Reduce => self.bytes(),
+            K::AllGather | K::ReduceScatter | K::AllToAll | K::Gather | K::Scatter => {
+                self.bytes().saturating_mul(members)
+            }
+        }
+    }
+
+    pub(super) fn signature(&self) -> Signature {
+        Signature {
+            collective: format!("{:?}", self.kind),
+            count: self.count,
+            dtype: format!("{:?}", self.dtype),
+            reduce: format!("{:?}", self.reduce),
+            root: self.root,
+        }
+    }
+}
+
+/// Half of a message inside a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Half {
+    pub(super) op: u32,
+    pub(super) is_send: bool,
+    pub(super) dtype: DataType,
+    pub(super) peer: u32,
+    pub(super) count: u64,
+}
+
+impl Half {
+    pub(super) fn bytes(&self) -> u64 {
+        self.count.saturating_mul(self.dtype.size_bytes())
+    }
+}

@@ -1,0 +1,156 @@
+//! What makes the compute durations of a role's ranks differ: slow-down factors and durations of single ranks.
+
+use super::error::SimError;
+use super::role::Times;
+use crate::graph::Graph;
+use crate::ids::Rank;
+use crate::units::SimTime;
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
+
+/// Stretched durations kept for use again.
+const KEPT: usize = 128;
+
+/// Ranks are named by their index in the role.
+#[derive(Debug, Default)]
+pub(super) struct Speeds {
+    /// Slow-down factors other than 1, ascending by index.
+    slow: Vec<(u32, f64)>,
+    /// Durations of single ranks by op, ascending by index.
+    overrides: BTreeMap<u32, Vec<(u32, SimTime)>>,
+    /// Durations of every rank by the op's own duration, with their sum, where no rank has one of its own.
+    stretched: FxHashMap<SimTime, (Times, i128)>,
+    /// The latest result.
+    few: Vec<(u32, SimTime)>,
+    each: (Times, i128),
+}
+
+/// Durations of one op.
+pub(super) enum Durations<'a> {
+    /// The op's own on every rank.
+    Same,
+    /// The op's own but on these ranks.
+    Few(&'a [(u32, SimTime)]),
+    /// One per rank, and their sum.
+    Each(&'a [SimTime], &'a i128),
+}
+
+impl Durations<'_> {
+    /// Duration of one rank.
+    pub(super) fn of(&self, at: u32, common: SimTime) -> SimTime {
+        match self {
+            Self::Same => common,
+            Self::Few(few) => few.binary_search_by_key(&at, |(at, _)| *at).map_or(common, |found| few[found].1),
+            Self::Each(each, _) => each[at as usize],
+        }
+    }
+}
+
+impl Speeds {
+    /// A single rank that is `factor` times slower.
+    pub(super) fn alone(factor: Option<f64>) -> Self {
+        let slow = factor.filter(|factor| is_slow(*factor)).map(|factor| (0, factor));
+        Self { slow: slow.into_iter().collect(), ..Self::default() }
+    }
+
+    /// Those of some ranks of a graph.
+    pub(super) fn of(graph: &Graph, ranks: &[u32], slow: &BTreeMap<Rank, f64>) -> Result<Self, SimError> {
+        let mut speeds = Self::default();
+        for (at, rank) in ranks.iter().enumerate() {
+            let factor = slow.get(&Rank(*rank)).copied().unwrap_or(1.0);
+            let mut total = 0i64;
+            for (op, duration) in graph.rank_overrides(Rank(*rank)) {
+                speeds.overrides.entry(op).or_default().push((at as u32, duration));
+                total = total.saturating_add(duration.scaled(factor.max(1.0)).0);
+            }
+            if total > i64::MAX / 8 {
+                return Err(SimError::invalid(format!("the durations of rank {rank} add up to more than 13 days")));
+            }
+            if is_slow(factor) {
+                speeds.slow.push((at as u32, factor));
+            }
+        }
+        Ok(speeds)
+    }
+
+    /// Durations of an op on `len` ranks.
+    pub(super) fn durations(&mut self, op: u32, common: SimTime, len: usize) -> Durations<'_> {
+        let own = self.overrides.get(&op).map_or(&[][..], Vec::as_slice);
+        if own.is_empty() && self.slow.is_empty() {
+            return Durations::Same;
+        }
+        if (own.len() + self.slow.len()) * 8 <= len || len == 1 {
+            self.few.clear();
+            merge(&mut self.few, common, own, &self.slow);
+            return Durations::Few(&self.few);
+        }
+        if own.is_empty() {
+            if self.stretched.len() >= KEPT {
+                self.stretched.clear();
+            }
+            let slow = &self.slow;
+            let (each, total) = self.stretched.entry(common).or_insert_with(|| each(common, &[], slow, len));
+            return Durations::Each(each, total);
+        }
+        self.each = each(common, own, &self.slow, len);
+        Durations::Each(&self.each.0, &self.each.1)
+    }
+
+    /// Takes out the marked ranks.
+    pub(super) fn split(&mut self, moved: &[bool]) -> Self {
+        let mut index = Vec::with_capacity(moved.len());
+        let (mut kept_so_far, mut moved_so_far) = (0u32, 0u32);
+        for is_moved in moved {
+            let counter = if *is_moved { &mut moved_so_far } else { &mut kept_so_far };
+            index.push(*counter);
+            *counter += 1;
+        }
+        let mut other = Self { slow: part(&mut self.slow, moved, &index), ..Self::default() };
+        for (op, entries) in &mut self.overrides {
+            let theirs = part(entries, moved, &index);
+            if !theirs.is_empty() {
+                other.overrides.insert(*op, theirs);
+            }
+        }
+        self.overrides.retain(|_, entries| !entries.is_empty());
+        self.stretched.clear();
+        other
+    }
+}
+
+/// Does the factor change anything?
+fn is_slow(factor: f64) -> bool {
+    factor.to_bits() != 1f64.to_bits()
+}
+
+/// Durations of the ranks that have one of their own or a factor, ascending.
+fn merge(into: &mut Vec<(u32, SimTime)>, common: SimTime, own: &[(u32, SimTime)], slow: &[(u32, f64)]) {
+    let mut own = own.iter().copied().peekable();
+    for (at, factor) in slow {
+        while let Some(before) = own.next_if(|(other, _)| other < at) {
+            into.push(before);
+        }
+        let duration = own.next_if(|(other, _)| other == at).map_or(common, |(_, own)| own);
+        into.push((*at, duration.scaled(*factor)));
+    }
+    into.extend(own);
+}
+
+fn each(common: SimTime, own: &[(u32, SimTime)], slow: &[(u32, f64)], len: usize) -> (Times, i128) {
+    let mut few = Vec::with_capacity(own.len() + slow.len());
+    merge(&mut few, common, own, slow);
+    let mut each = vec![common; len];
+    for (at, duration) in few {
+        each[at as usize] = duration;
+    }
+    let total = each.iter().map(|duration| i128::from(duration.0)).sum();
+    (each, total)
+}
+
+/// Takes the entries of the marked ranks out and renumbers both halves.
+fn part<T: Copy>(entries: &mut Vec<(u32, T)>, moved: &[bool], index: &[u32]) -> Vec<(u32, T)> {
+    let renumber = |(rank, value): &(u32, T)| (index[*rank as usize], *value);
+    let taken = entries.iter().filter(|(rank, _)| moved[*rank as usize]).map(renumber).collect();
+    *entries = entries.iter().filter(|(rank, _)| !moved[*rank as usize]).map(renumber).collect();
+    taken
+}

@@ -1,0 +1,381 @@
+//! What one role can do by itself: run its streams and its host until each waits for something.
+
+use super::network::{Landed, Network};
+use super::program::{Action, Item, Launch, Program, SyncTarget};
+use super::role::{GroupState, LaunchState, Record, Role};
+use super::speeds::Durations;
+use super::trace::Tracer;
+use super::vector;
+use crate::graph::op::{ComputeClass, Provenance};
+use crate::units::SimTime;
+
+/// What a step needs besides the role.
+pub(super) struct Context<'a> {
+    pub(super) program: &'a Program,
+    pub(super) network: &'a mut Network,
+    pub(super) tracer: &'a mut Tracer,
+}
+
+impl Role {
+    /// Runs until nothing of the role can move.
+    pub(super) fn step(&mut self, context: &mut Context<'_>) {
+        self.fit_streams(context.program);
+        loop {
+            let mut has_moved = false;
+            for stream in 0..self.streams.len() {
+                has_moved |= self.step_stream(stream, context);
+            }
+            has_moved |= self.step_host(context.program);
+            if !has_moved {
+                return;
+            }
+        }
+    }
+
+    fn step_stream(&mut self, stream: usize, context: &mut Context<'_>) -> bool {
+        let mut has_moved = false;
+        while let Some(item) = context.program.item(stream, self.streams[stream].next).copied() {
+            if item.segment > self.segment || !self.step_item(stream, &item, context) {
+                break;
+            }
+            self.streams[stream].next += 1;
+            has_moved = true;
+        }
+        has_moved
+    }
+
+    /// Evaluates the next item of a stream. False: it has to wait.
+    fn step_item(&mut self, stream: usize, item: &Item, context: &mut Context<'_>) -> bool {
+        match item.action {
+            Action::Compute { duration, class, provenance } => {
+                self.compute(stream, item, duration, (class, provenance), context.tracer);
+            }
+            Action::Record(record) => {
+                self.come(stream, item);
+                if !context.program.is_spent(record, 0) {
+                    let times = self.pool.copy(&self.streams[stream].clock);
+                    self.records.insert(record, Record { times, consumed: 0 });
+                }
+            }
+            Action::Wait(record) => {
+                let Some(state) = self.records.get(&record) else { return false };
+                let base = &self.bases[(item.segment - self.first_base) as usize];
+                vector::raise(&mut self.streams[stream].clock, base, item.offset);
+                vector::wait(&mut self.streams[stream].clock, &state.times);
+                self.consume(record, context.program);
+            }
+            Action::Nothing => self.come(stream, item),
+            Action::Communicate(group) => return self.communicate(stream, item, group, context),
+            Action::TrainingBegin(number) => {
+                self.come(stream, item);
+                self.begins.insert(number, self.streams[stream].clock.clone());
+            }
+            Action::IterationEnd(number) => {
+                self.come(stream, item);
+                self.iteration_ends.insert(number, self.streams[stream].clock.clone());
+            }
+        }
+        if !matches!(item.action, Action::Communicate(_)) {
+            self.account.ops += self.len() as u64;
+        }
+        true
+    }
+
+    /// The stream comes to an op without duration.
+    fn come(&mut self, stream: usize, item: &Item) {
+        let base = &self.bases[(item.segment - self.first_base) as usize];
+        vector::raise(&mut self.streams[stream].clock, base, item.offset);
+    }
+
+    fn compute(
+        &mut self,
+        stream: usize,
+        item: &Item,
+        duration: SimTime,
+        (class, provenance): (ComputeClass, Provenance),
+        tracer: &mut Tracer,
+    ) {
+        let base = &self.bases[(item.segment - self.first_base) as usize];
+        let clock = &mut self.streams[stream].clock;
+        let total = match self.speeds.durations(item.op, duration, clock.len()) {
+            Durations::Same => {
+                vector::run(clock, base, item.offset, duration);
+                i128::from(duration.0) * clock.len() as i128
+            }
+            Durations::Few(few) => {
+                let start = |at: u32| clock[at as usize].0.max(base[at as usize].0 + item.offset.0);
+                let ends: Vec<i64> = few.iter().map(|(at, own)| start(*at) + own.0).collect();
+                vector::run(clock, base, item.offset, duration);
+                for ((at, _), end) in few.iter().zip(ends) {
+                    clock[*at as usize].0 = end;
+                }
+                let differences: i128 = few.iter().map(|(_, own)| i128::from(own.0 - duration.0)).sum();
+                i128::from(duration.0) * clock.len() as i128 + differences
+            }
+            Durations::Each(each, total) => {
+                vector::run_each(clock, base, item.offset, each);
+                *total
+            }
+        };
+        self.account.compute(class, provenance, total);
+        if tracer.is_on() {
+            let durations = self.speeds.durations(item.op, duration, clock.len());
+            for (at, rank) in self.ranks.iter().enumerate() {
+                tracer.span(*rank, stream as u32, item.op, clock[at] - durations.of(at as u32, duration), clock[at]);
+            }
+        }
+    }
+
+    /// A wait for a record is done; the last one frees it.
+    pub(super) fn consume(&mut self, record: u32, program: &Program) {
+        let Some(state) = self.records.get_mut(&record) else { return };
+        state.consumed += 1;
+        self.forget_if_spent(record, program);
+    }
+
+    pub(super) fn forget_if_spent(&mut self, record: u32, program: &Program) {
+        if self.records.get(&record).is_some_and(|state| program.is_spent(record, state.consumed)) {
+            let state = self.records.remove(&record).expect("just seen");
+            self.pool.give(state.times);
+        }
+    }
+
+    /// Frees records that have become final since they were used last.
+    pub(super) fn forget_spent(&mut self, program: &Program) {
+        let pool = &mut self.pool;
+        self.records.retain(|number, record| {
+            let is_spent = program.is_spent(*number, record.consumed);
+            if is_spent {
+                pool.give(std::mem::take(&mut record.times));
+            }
+            !is_spent
+        });
+    }
+
+    fn communicate(&mut self, stream: usize, item: &Item, group: u32, context: &mut Context<'_>) -> bool {
+        if !self.streams[stream].has_entered {
+            self.streams[stream].has_entered = true;
+            self.enter_group(stream, item, group, context);
+        }
+        let takes_part = |launch: &&Launch| launch.streams.iter().any(|other| other.index() == stream);
+        let launches = &context.program.group(group).launches;
+        let state = self.groups.get_mut(&group).expect("entered");
+        if !launches
+            .iter()
+            .zip(&state.launches)
+            .filter(|(launch, _)| takes_part(launch))
+            .all(|(_, state)| state.is_done)
+        {
+            return false;
+        }
+        let clock = &mut self.streams[stream].clock;
+        for (_, state) in launches.iter().zip(&state.launches).filter(|(launch, _)| takes_part(launch)) {
+            vector::wait(clock, &state.ends);
+        }
+        self.streams[stream].has_entered = false;
+        state.num_left += 1;
+        if state.num_left == context.program.group(group).streams.len() {
+            let state = self.groups.remove(&group).expect("just seen");
+            for launch in state.launches {
+                self.pool.give(launch.arrival);
+                self.pool.give(launch.ends);
+            }
+        }
+        true
+    }
+
+    /// A stream has come to a group: launches whose last stream this is have arrived.
+    fn enter_group(&mut self, stream: usize, item: &Item, number: u32, context: &mut Context<'_>) {
+        self.come(stream, item);
+        let group = context.program.group(number);
+        let pool = &mut self.pool;
+        let ranks = self.ranks.len() as u64;
+        let account = &mut self.account;
+        let state = self.groups.entry(number).or_insert_with(|| {
+            let num_ops: usize = group.launches.iter().map(|launch| launch.calls.len() + launch.halves.len()).sum();
+            account.ops += num_ops as u64 * ranks;
+            GroupState { launches: group.launches.iter().map(LaunchState::new).collect(), num_left: 0 }
+        });
+        let clock = &self.streams[stream].clock;
+        let mut arrived = Vec::new();
+        for (at, (launch, state)) in group.launches.iter().zip(&mut state.launches).enumerate() {
+            if !launch.streams.iter().any(|other| other.index() == stream) {
+                continue;
+            }
+            if state.num_arrived == 0 {
+                state.arrival = pool.copy(clock);
+                state.ends = pool.take();
+            } else {
+                vector::wait(&mut state.arrival, clock);
+            }
+            state.num_arrived += 1;
+            if state.num_arrived == launch.streams.len() {
+                self.slots[launch.slot.index()].arrived.push((number, at as u32));
+                arrived.push(launch.slot.index());
+            }
+        }
+        for slot in arrived {
+            self.post_next(slot, context);
+        }
+    }
+
+    /// Posts the slot's next launch if it has arrived and nothing of the slot is under way.
+    fn post_next(&mut self, slot_index: usize, context: &mut Context<'_>) {
+        let slot = &mut self.slots[slot_index];
+        if slot.active.is_some() {
+            return;
+        }
+        let program = context.program;
+        let launch_of = |(group, launch): (u32, u32)| &program.group(group).launches[launch as usize];
+        let Some(at) = slot.arrived.iter().position(|key| launch_of(*key).turn == slot.turn) else { return };
+        let (group, launch) = slot.arrived.swap_remove(at);
+        slot.active = Some((group, launch));
+        let definition = launch_of((group, launch));
+        let state = &mut self.groups.get_mut(&group).expect("arrived").launches[launch as usize];
+        vector::wait(&mut state.arrival, &slot.last_end);
+        state.ends.copy_from_slice(&state.arrival);
+        if !definition.halves.is_empty() {
+            let per_rank = definition.halves.len() as u32;
+            state.messages_by_rank = vec![per_rank; slot.comms.len()];
+            state.messages_pending = per_rank * slot.comms.len() as u32;
+            for half in &definition.halves {
+                for (at, time) in state.arrival.iter().enumerate() {
+                    let who = (self.ranks[at], slot.places[at]);
+                    context.network.post_half(slot.comms[at], who, slot_index as u32, half, *time);
+                }
+            }
+        }
+        vector::scatter(context.network.arrivals_mut(), &slot.places, &state.arrival);
+        self.go_on(slot_index, context);
+    }
+
+    /// The active launch of a slot posts its next collective, or ends, if what it waits for has come.
+    pub(super) fn go_on(&mut self, slot_index: usize, context: &mut Context<'_>) {
+        let slot = &mut self.slots[slot_index];
+        let Some((group, launch)) = slot.active else { return };
+        let definition = &context.program.group(group).launches[launch as usize];
+        let state = &mut self.groups.get_mut(&group).expect("active").launches[launch as usize];
+        if state.calls_pending > 0 {
+            return;
+        }
+        if state.num_posted > state.num_collected {
+            state.num_collected = state.num_posted;
+            vector::gather_max(&mut state.ends, context.network.ends(), &slot.places);
+            if state.num_posted < definition.calls.len() {
+                let mut next = self.pool.take();
+                vector::gather(&mut next, context.network.ends(), &slot.places);
+                vector::scatter(context.network.arrivals_mut(), &slot.places, &next);
+                self.pool.give(next);
+            }
+        }
+        if let Some(call) = definition.calls.get(state.num_posted) {
+            state.num_posted += 1;
+            state.calls_pending = slot.comms.len() as u32;
+            slot.calls += 1;
+            for (comm, count) in &slot.parts {
+                context.network.post(*comm, *count, call);
+            }
+            return;
+        }
+        if state.messages_pending > 0 {
+            return;
+        }
+        self.end_launch(slot_index, group, launch, context);
+    }
+
+    fn end_launch(&mut self, slot_index: usize, group: u32, launch: u32, context: &mut Context<'_>) {
+        let slot = &mut self.slots[slot_index];
+        let definition = &context.program.group(group).launches[launch as usize];
+        let state = &mut self.groups.get_mut(&group).expect("active").launches[launch as usize];
+        state.is_done = true;
+        slot.last_end.copy_from_slice(&state.ends);
+        slot.turn += 1;
+        slot.active = None;
+        self.account.communication += vector::total(&state.ends, &state.arrival);
+        if context.tracer.is_on() {
+            let op = definition.calls.first().map_or_else(|| definition.halves[0].op, |call| call.op);
+            for (at, rank) in self.ranks.iter().enumerate() {
+                context.tracer.span(*rank, definition.streams[0].0, op, state.arrival[at], state.ends[at]);
+            }
+        }
+        self.post_next(slot_index, context);
+    }
+
+    /// Collectives of `count` ranks are complete. True: the role may go on.
+    pub(super) fn calls_done(&mut self, slot: usize, count: u32, context: &mut Context<'_>) -> bool {
+        let Some((group, launch)) = self.slots[slot].active else { return false };
+        let state = &mut self.groups.get_mut(&group).expect("active").launches[launch as usize];
+        state.calls_pending -= count;
+        let is_ready = state.calls_pending == 0;
+        if is_ready {
+            self.go_on(slot, context);
+        }
+        is_ready
+    }
+
+    /// A half of a message of one rank has ended. True: the role may go on.
+    pub(super) fn message_done(&mut self, landed: Landed, at: usize, context: &mut Context<'_>) -> bool {
+        let slot = landed.slot as usize;
+        let Some((group, launch)) = self.slots[slot].active else { return false };
+        let state = &mut self.groups.get_mut(&group).expect("active").launches[launch as usize];
+        state.ends[at] = state.ends[at].max(landed.end);
+        state.messages_by_rank[at] -= 1;
+        state.messages_pending -= 1;
+        let is_ready = state.messages_pending == 0;
+        if is_ready {
+            self.go_on(slot, context);
+        }
+        is_ready
+    }
+
+    fn step_host(&mut self, program: &Program) -> bool {
+        let mut has_moved = false;
+        while let Some(sync) = program.sync(self.segment) {
+            let is_ready = match sync.target {
+                SyncTarget::Stream(stream) => self.is_stream_idle(program, stream.index()),
+                SyncTarget::Event(record) => record.is_none_or(|record| self.records.contains_key(&record)),
+                SyncTarget::Device => (0..self.streams.len()).all(|stream| self.is_stream_idle(program, stream)),
+            };
+            if !is_ready {
+                break;
+            }
+            let mut resume = self.pool.take();
+            vector::shift(&mut resume, self.base(self.segment), sync.offset);
+            match sync.target {
+                SyncTarget::Stream(stream) => vector::wait(&mut resume, &self.streams[stream.index()].clock),
+                SyncTarget::Event(Some(record)) => {
+                    vector::wait(&mut resume, &self.records[&record].times);
+                    self.consume(record, program);
+                }
+                SyncTarget::Event(None) => {}
+                SyncTarget::Device => {
+                    self.streams.iter().for_each(|stream| vector::wait(&mut resume, &stream.clock));
+                }
+            }
+            self.bases.push_back(resume);
+            self.segment += 1;
+            self.account.ops += self.len() as u64;
+            self.drop_bases(program);
+            has_moved = true;
+        }
+        has_moved
+    }
+
+    /// Frees the starts of segments no stream will ask for.
+    pub(super) fn drop_bases(&mut self, program: &Program) {
+        let next = |(at, stream): (usize, &super::role::Stream)| program.item(at, stream.next).map(|item| item.segment);
+        let oldest = self.streams.iter().enumerate().filter_map(next).min().unwrap_or(self.segment);
+        let keep = oldest.min(self.segment).min(self.keep_segment.unwrap_or(u32::MAX));
+        while self.first_base < keep {
+            let times = self.bases.pop_front().expect("the current segment has a start");
+            self.pool.give(times);
+            self.first_base += 1;
+        }
+    }
+}
+
+impl LaunchState {
+    fn new(launch: &Launch) -> Self {
+        Self { num_calls: launch.calls.len(), ..Self::default() }
+    }
+}

@@ -1,0 +1,7 @@
+//! From recordings of a few ranks to the graph of all of them.
+//!
+//! A [`recording::RankRecording`] is what one rank did. [`splice::splice`] lets each rank of the job be played by one of
+//! the recordings: the op program is taken as it is, the communicators are found by how the recorded rank came by them.
+
+pub mod recording;
+pub mod splice;

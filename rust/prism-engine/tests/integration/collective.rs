@@ -1,0 +1,7 @@
+//! The closed forms of the collectives, the layout of communicators, and the cost model under them.
+
+mod forms;
+mod laws;
+mod layout;
+mod reference;
+mod tables;

@@ -1,0 +1,173 @@
+//! Slow, obvious evaluators: every message of every collective, one by one.
+
+use prism_engine::collective::credits::CreditLinks;
+
+/// `X` and `D` of the ring's definition, for every message of every rank. `occupancy[phase][sender]`.
+pub(crate) fn ring(
+    messages: &[i64],
+    occupancy: &[Vec<i64>],
+    latency: &[i64],
+    slices: usize,
+    arrivals: &[i64],
+) -> Vec<i64> {
+    let n = arrivals.len();
+    let costs: Vec<&Vec<i64>> =
+        messages.iter().zip(occupancy).flat_map(|(count, costs)| (0..*count).map(move |_| costs)).collect();
+    let mut departed: Vec<Vec<i64>> = Vec::new();
+    let mut ready = arrivals.to_vec();
+    for (j, cost) in costs.iter().enumerate() {
+        let row = (0..n)
+            .map(|p| {
+                if j >= slices {
+                    ready[p] = ready[p].max(departed[j - slices][(p + n - 1) % n] + latency[p]);
+                }
+                let port = if j > 0 { departed[j - 1][p] } else { i64::MIN };
+                port.max(ready[p]) + cost[p]
+            })
+            .collect();
+        departed.push(row);
+    }
+    let Some(last) = departed.last() else { return arrivals.to_vec() };
+    (0..n).map(|p| last[p].max(last[(p + n - 1) % n] + latency[p]).max(ready[p])).collect()
+}
+
+/// A tree all-reduce: `parent[rank]`, `None` for the root; edge costs by child. Chunk `j` leaves for the parent when it
+/// has come from all children, and for a child when it has come from the parent.
+pub(crate) struct TreeCase {
+    pub(crate) parent: Vec<Option<usize>>,
+    pub(crate) up: Vec<(i64, i64)>,
+    pub(crate) down: Vec<(i64, i64)>,
+    pub(crate) chunks: usize,
+}
+
+impl TreeCase {
+    fn reduced(&self, rank: usize, chunk: usize, arrivals: &[i64], sent: &[Vec<i64>]) -> i64 {
+        let from_children = (0..arrivals.len())
+            .filter(|child| self.parent[*child] == Some(rank))
+            .map(|c| sent[c][chunk] + self.up[c].1);
+        from_children.chain([arrivals[rank]]).max().expect("the rank itself")
+    }
+
+    /// Ranks, parents first.
+    fn order(&self) -> Vec<usize> {
+        let depth = |rank: usize| std::iter::successors(Some(rank), |at| self.parent[*at]).count();
+        let mut order: Vec<_> = (0..self.parent.len()).collect();
+        order.sort_by_key(|rank| depth(*rank));
+        order
+    }
+
+    pub(crate) fn completion(&self, arrivals: &[i64]) -> Vec<i64> {
+        let n = arrivals.len();
+        let order = self.order();
+        let mut sent_up = vec![vec![0; self.chunks]; n];
+        for chunk in 0..self.chunks {
+            for &rank in order.iter().rev() {
+                let port = if chunk > 0 { sent_up[rank][chunk - 1] } else { i64::MIN };
+                sent_up[rank][chunk] = port.max(self.reduced(rank, chunk, arrivals, &sent_up)) + self.up[rank].0;
+            }
+        }
+        let mut has = vec![vec![0; self.chunks]; n];
+        let mut sent_down = vec![vec![0; self.chunks]; n];
+        for chunk in 0..self.chunks {
+            for &rank in &order {
+                let Some(parent) = self.parent[rank] else {
+                    has[rank][chunk] = self.reduced(rank, chunk, arrivals, &sent_up);
+                    continue;
+                };
+                let port = if chunk > 0 { sent_down[rank][chunk - 1] } else { i64::MIN };
+                sent_down[rank][chunk] = port.max(has[parent][chunk]) + self.down[rank].0;
+                has[rank][chunk] = sent_down[rank][chunk] + self.down[rank].1;
+            }
+        }
+        let last = self.chunks - 1;
+        (0..n)
+            .map(|rank| {
+                let to_children = (0..n).filter(|child| self.parent[*child] == Some(rank)).map(|c| sent_down[c][last]);
+                let to_parent = self.parent[rank].map(|_| sent_up[rank][last]);
+                to_children.chain(to_parent).chain([has[rank][last]]).max().expect("the rank itself")
+            })
+            .collect()
+    }
+}
+
+/// A chain: chunk `j` leaves a rank when it has come in.
+pub(crate) fn chain(chunks: usize, occupancy: &[i64], latency: &[i64], arrivals: &[i64]) -> Vec<i64> {
+    let n = arrivals.len();
+    let mut ends = arrivals.to_vec();
+    let mut has = vec![arrivals[0]; chunks];
+    for p in 0..n - 1 {
+        let mut port = i64::MIN;
+        for chunk in &mut has {
+            port = port.max(*chunk) + occupancy[p];
+            *chunk = (port + latency[p + 1]).max(arrivals[p + 1]);
+        }
+        ends[p] = ends[p].max(port);
+        ends[p + 1] = ends[p + 1].max(port + latency[p + 1]);
+    }
+    ends
+}
+
+/// All-to-all with one send port and one receive port per rank and equal messages: round `k` sends to `r + k`.
+pub(crate) fn all_to_all(cost: i64, arrivals: &[i64]) -> Vec<i64> {
+    let n = arrivals.len();
+    let (mut send, mut receive) = (arrivals.to_vec(), arrivals.to_vec());
+    for k in 1..n {
+        let ends: Vec<_> = (0..n).map(|r| send[r].max(receive[(r + k) % n]) + cost).collect();
+        for r in 0..n {
+            send[r] = ends[r];
+            receive[(r + k) % n] = ends[r];
+        }
+    }
+    send.iter().zip(&receive).map(|(send, receive)| *send.max(receive)).collect()
+}
+
+/// A ring of equal links whose connections have `slots` slots, each known to be free `credit` after its message is taken.
+pub(crate) fn ring_with_credits(links: &CreditLinks, arrivals: &[i64]) -> Vec<i64> {
+    let n = arrivals.len();
+    let (q, k) = (links.slices as usize, links.slots as usize);
+    let total = links.messages as usize;
+    let mut ready = vec![vec![0; n]; total + q];
+    let mut departed = vec![vec![0; n]; total];
+    for j in 0..total + q {
+        for p in 0..n {
+            let mut time = if j > 0 { ready[j - 1][p].max(arrivals[p]) } else { arrivals[p] };
+            if j >= q {
+                time = time.max(departed[j - q][(p + n - 1) % n] + links.latency);
+            }
+            if (k..total).contains(&j) {
+                time = time.max(ready[j + q - k][(p + 1) % n] + links.credit_latency);
+            }
+            ready[j][p] = time;
+            if j < total {
+                let port = if j > 0 { departed[j - 1][p] } else { i64::MIN };
+                departed[j][p] = port.max(time) + links.occupancy;
+            }
+        }
+    }
+    (0..n).map(|p| ready[total + q - 1][p].max(departed[total - 1][p])).collect()
+}
+
+/// The same for a chain.
+pub(crate) fn chain_with_credits(links: &CreditLinks, arrivals: &[i64]) -> Vec<i64> {
+    let n = arrivals.len();
+    let (total, k) = (links.messages as usize, links.slots as usize);
+    let mut ready = vec![vec![0; n]; total];
+    let mut departed = vec![vec![0; n]; total];
+    for j in 0..total {
+        for p in 0..n {
+            let mut time = if j > 0 { ready[j - 1][p].max(arrivals[p]) } else { arrivals[p] };
+            if p > 0 {
+                time = time.max(departed[j][p - 1] + links.latency);
+            }
+            if p + 1 < n && j >= k {
+                time = time.max(ready[j - k][p + 1] + links.credit_latency);
+            }
+            ready[j][p] = time;
+            let port = if j > 0 { departed[j - 1][p] } else { i64::MIN };
+            departed[j][p] = port.max(time) + links.occupancy;
+        }
+    }
+    (0..n)
+        .map(|p| if p + 1 < n { departed[total - 1][p].max(ready[total - 1][p]) } else { ready[total - 1][p] })
+        .collect()
+}

@@ -1,0 +1,194 @@
+//! Device profiles, and durations computed from them.
+
+use prism_engine::cost::compute::{Work, duration};
+use prism_engine::graph::op::{ComputeClass, DataType, Provenance};
+use prism_engine::profile::{Profile, ProfileError};
+use prism_engine::units::SimTime;
+use prism_wire::message::CopyDirection;
+use proptest::prelude::*;
+
+fn h100() -> Profile {
+    Profile::builtin("h100-sxm").expect("built in")
+}
+
+fn gemm(m: u64, n: u64, k: u64, input: DataType, compute: DataType) -> Work {
+    Work::Gemm { m, n, k, batch: 1, input, compute }
+}
+
+fn time(profile: &Profile, work: &Work) -> SimTime {
+    duration(profile, work).0
+}
+
+#[test]
+fn every_builtin_profile_reads_and_survives_a_round_trip() {
+    let names: Vec<_> = Profile::builtin_names().collect();
+    assert_eq!(names, ["a100-sxm", "b200-sxm", "h100-sxm", "h200-sxm"]);
+    for name in names {
+        let profile = Profile::builtin(name).expect("built in");
+        assert_eq!(profile.name, name);
+        assert_eq!(Profile::from_toml(&profile.to_toml()).expect("own output"), profile);
+    }
+}
+
+#[test]
+fn memory_clock_and_bus_give_the_memory_bandwidth() {
+    for name in Profile::builtin_names() {
+        let device = Profile::builtin(name).expect("built in").device;
+        let from_clock = u64::from(device.memory_clock_khz) * 1_000 * 2 * u64::from(device.memory_bus_bits) / 8;
+        assert_eq!(from_clock, device.memory_bytes_per_s, "{name}");
+    }
+}
+
+#[test]
+fn an_unknown_profile_is_refused_with_the_names_there_are() {
+    let error = Profile::builtin("h100").expect_err("the name is h100-sxm").to_string();
+    assert!(error.contains("`h100`") && error.contains("a100-sxm, b200-sxm, h100-sxm, h200-sxm"), "{error}");
+}
+
+#[test]
+fn a_bad_key_is_named() {
+    let text = h100().to_toml();
+    let unknown = text.replace("sm_count", "sm_cuont");
+    let error = Profile::from_toml(&unknown).expect_err("misspelt").to_string();
+    assert!(error.contains("sm_cuont"), "{error}");
+    let missing = text.lines().filter(|line| !line.starts_with("nics")).collect::<Vec<_>>().join("\n");
+    let error = Profile::from_toml(&missing).expect_err("missing").to_string();
+    assert!(error.contains("nics"), "{error}");
+    let ill_typed = text.replace("gpus = 8", "gpus = \"eight\"");
+    assert!(Profile::from_toml(&ill_typed).expect_err("ill-typed").to_string().contains("gpus"));
+}
+
+#[test]
+fn numbers_out_of_range_are_refused() {
+    let change = |from: &str, to: &str| {
+        let text = h100().to_toml();
+        assert!(text.contains(from), "{from}");
+        match Profile::from_toml(&text.replace(from, to)) {
+            Err(ProfileError::Range { key, .. }) => key,
+            other => panic!("{from} -> {to}: {other:?}"),
+        }
+    };
+    assert_eq!(change("gpus = 8", "gpus = 0"), "node.gpus");
+    assert_eq!(change("memory_efficiency = 0.8", "memory_efficiency = 1.5"), "device.memory_efficiency");
+    assert_eq!(change("nic_efficiency = 0.96", "nic_efficiency = nan"), "network.nic_efficiency");
+    assert_eq!(change("ring_slices_per_step = 2", "ring_slices_per_step = 17"), "network.ring_slices_per_step");
+    assert_eq!(change("fp8 = 1979000000000000.0", "fp8 = 0.0"), "device.peak_flops.fp8");
+}
+
+#[test]
+fn config_text_is_flat() {
+    let text = h100().config_text();
+    for line in [
+        "name=h100-sxm",
+        "device.name=NVIDIA H100 80GB HBM3",
+        "device.compute_capability=9.0",
+        "device.memory_bytes=84942979072",
+        "device.peak_flops.bf16=989000000000000.0",
+        "host.kernel_launch_ns=4500",
+        "node.gpus=8",
+    ] {
+        assert!(text.lines().any(|other| other == line), "{line} is not in\n{text}");
+    }
+    assert!(
+        text.lines().all(|line| line.split_once('=').is_some_and(|(key, value)| !key.is_empty() && !value.is_empty()))
+    );
+}
+
+#[test]
+fn a_large_matrix_multiplication_runs_at_the_profiled_rate() {
+    let profile = h100();
+    // 132 x 4 full waves of 128 x 256 tiles.
+    let work = gemm(128 * 132, 256 * 4, 65_536, DataType::Bfloat16, DataType::Float32);
+    let seconds = time(&profile, &work).as_ps() as f64 / 1e12 - 5e-6;
+    let rate = 2.0 * 128.0 * 132.0 * 256.0 * 4.0 * 65_536.0 / seconds;
+    assert!((rate / (989e12 * 0.78) - 1.0).abs() < 1e-6, "{rate:e}");
+}
+
+#[test]
+fn an_extra_wave_of_tiles_costs_half_a_wave() {
+    let profile = h100();
+    let full = time(&profile, &gemm(128 * 33, 256 * 4, 65_536, DataType::Bfloat16, DataType::Float32));
+    let spilled = time(&profile, &gemm(128 * 34, 256 * 4, 65_536, DataType::Bfloat16, DataType::Float32));
+    // 136 tiles take two waves of 132: half way between 136 and 264.
+    let ratio = (spilled.as_ps() as f64 - 5e6) / (full.as_ps() as f64 - 5e6);
+    assert!((1.51..1.52).contains(&ratio), "{ratio}");
+}
+
+#[test]
+fn a_thin_matrix_multiplication_is_bound_by_memory() {
+    let profile = h100();
+    let seconds = time(&profile, &gemm(1, 16_384, 16_384, DataType::Bfloat16, DataType::Float32)).as_ps() as f64 / 1e12;
+    let stream = 2.0 * 16_384.0 * 16_384.0 / (3_352.32e9 * 0.8);
+    assert!((seconds - 5e-6 - stream).abs() / stream < 1e-3, "{seconds} {stream}");
+}
+
+#[test]
+fn tf32_is_a_compute_type_of_float32_only() {
+    let profile = h100();
+    let fp32 = time(&profile, &gemm(8_192, 8_192, 8_192, DataType::Float32, DataType::Float32));
+    let tf32 = time(&profile, &gemm(8_192, 8_192, 8_192, DataType::Float32, DataType::Tf32));
+    assert!(tf32.as_ps() * 5 < fp32.as_ps());
+    let bf16 = |compute| time(&profile, &gemm(8_192, 8_192, 8_192, DataType::Bfloat16, compute));
+    assert_eq!(bf16(DataType::Float32), bf16(DataType::Tf32));
+}
+
+#[test]
+fn kernels_use_known_bytes_before_geometry_and_never_less_than_the_overhead() {
+    let profile = h100();
+    let kernel = |grid, threads_per_block, bytes| time(&profile, &Work::Kernel { grid, threads_per_block, bytes });
+    let overhead = SimTime::from_ns(profile.device.kernel_overhead_ns as i64);
+    assert_eq!(kernel([1, 1, 1], 32, 0), overhead);
+    assert_eq!(kernel([0, 1, 1], 0, 0), overhead);
+    let by_geometry = kernel([65_536, 16, 1], 128, 0);
+    assert_eq!(by_geometry, kernel([1, 1, 1], 1, 65_536 * 16 * 128 * profile.device.kernel_bytes_per_thread));
+    assert!(by_geometry > overhead);
+}
+
+#[test]
+fn copies_follow_their_path() {
+    let profile = h100();
+    let copy = |direction, pinned| time(&profile, &Work::Memcpy { bytes: 1 << 30, direction, pinned });
+    let up = copy(CopyDirection::HostToDevice, true);
+    assert_eq!(up.as_ns(), ((1_i64 << 30) * 1_000_000_000 + 54_999_999_999) / 55_000_000_000);
+    assert_eq!(up, copy(CopyDirection::DeviceToHost, true));
+    assert!(copy(CopyDirection::HostToDevice, false) > up);
+    assert!(copy(CopyDirection::DeviceToDevice, true) < up);
+}
+
+#[test]
+fn absurd_work_saturates() {
+    let profile = h100();
+    let huge = u64::MAX;
+    let endless = [
+        Work::Kernel { grid: [u32::MAX; 3], threads_per_block: u32::MAX, bytes: 0 },
+        Work::Gemm { m: huge, n: huge, k: huge, batch: huge, input: DataType::Float64, compute: DataType::Float64 },
+        Work::Operator { flops: huge, bytes: huge, input: DataType::Float16 },
+        Work::Memcpy { bytes: huge, direction: CopyDirection::DeviceToDevice, pinned: false },
+        Work::Memset { bytes: huge },
+    ];
+    for work in endless {
+        assert!(time(&profile, &work) > SimTime::from_ns(1_000_000_000), "{work:?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn more_work_never_takes_less_time(bytes in 0u64..(1 << 36), more in 0u64..(1 << 30), flops in 0u64..(1 << 50)) {
+        let profile = h100();
+        let operator = |flops, bytes| time(&profile, &Work::Operator { flops, bytes, input: DataType::Bfloat16 });
+        prop_assert!(operator(flops, bytes) <= operator(flops, bytes + more));
+        prop_assert!(operator(flops, bytes) <= operator(flops + more, bytes));
+        let fill = |bytes| duration(&profile, &Work::Memset { bytes });
+        prop_assert!(fill(bytes).0 <= fill(bytes + more).0);
+        prop_assert_eq!((fill(bytes).1, fill(bytes).2), (ComputeClass::Memset, Provenance::Modelled));
+    }
+
+    #[test]
+    fn longer_inner_products_take_longer(m in 1u64..9_000, n in 1u64..9_000, k in 1u64..9_000) {
+        let profile = h100();
+        let work = |k| gemm(m, n, k, DataType::Float8e4m3, DataType::Float32);
+        prop_assert!(time(&profile, &work(k)) <= time(&profile, &work(k + 1)));
+    }
+}

@@ -1,0 +1,7 @@
+//! One binary for all integration tests: it links once.
+
+mod graph;
+mod slice;
+mod sim;
+mod collective;
+mod cost;

@@ -1,0 +1,85 @@
+//! The simulation equals the brute-force evaluator, however its roles are cut.
+
+use super::jobs::{Job, Local, Step, job, profile};
+use super::reference::{RankTimes, evaluate};
+use prism_engine::graph::op::CollectiveKind;
+use prism_engine::ids::Rank;
+use prism_engine::replay::{ReplayOptions, replay_ranks};
+use prism_engine::sim::{Peers, SimOptions, SimReport, Simulation};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+pub(crate) fn times(report: &SimReport) -> Vec<RankTimes> {
+    let of = |rank: &prism_engine::sim::RankReport| RankTimes {
+        begin: rank.training_begin,
+        iteration_ends: rank.iteration_ends.clone(),
+        final_time: rank.final_time,
+    };
+    report.ranks.iter().map(of).collect()
+}
+
+pub(crate) fn replayed(job: &Job) -> SimReport {
+    let options = ReplayOptions { slow: job.slow.clone(), ..ReplayOptions::new(profile()) };
+    replay_ranks(&job.graph(), &options).expect("a job without deadlock")
+}
+
+#[test]
+fn spans_tell_when_ops_ran() {
+    let job = Job {
+        roles: 1,
+        width: 2,
+        steps: vec![
+            Step::Local(vec![vec![Local::Compute { stream: 0, us: 100 }]]),
+            Step::Call { slot: 0, kind: CollectiveKind::AllReduce, count: 1 << 20, stream: 0 },
+        ],
+        slow: BTreeMap::from([(Rank(1), 2.0)]),
+        overrides: vec![],
+        is_scalar: false,
+    };
+    let options = SimOptions { slow: job.slow.clone(), trace: true, ..SimOptions::new(profile()) };
+    let mut simulation = Simulation::new(Peers::Graph(job.graph()), 2, options).expect("valid");
+    simulation.run().expect("no deadlock");
+    let spans = simulation.take_spans();
+    let found: Vec<_> =
+        spans.iter().map(|span| (span.rank.0, span.op, (span.end - span.start).as_ps() / 1_000_000)).collect();
+    assert_eq!(found[..1], [(0, 1, 100)]);
+    assert_eq!((found.len(), found[2]), (4, (1, 1, 200)));
+    // Rank 0 waits in the all-reduce for rank 1.
+    assert!(found[1].2 >= found[3].2 + 99, "{found:?}");
+    assert_eq!(simulation.take_spans(), vec![]);
+}
+
+#[test]
+fn times_out_of_range_are_refused() {
+    let steps = |count: u64| vec![Step::Call { slot: 0, kind: CollectiveKind::AllReduce, count, stream: 0 }; 3];
+    let job = |steps| Job { roles: 1, width: 2, steps, slow: BTreeMap::new(), overrides: vec![], is_scalar: false };
+    let options = ReplayOptions::new(profile());
+    let error = replay_ranks(&job(steps(u64::MAX)).graph(), &options).expect_err("longer than the range");
+    assert!(error.to_string().contains("more than 53 days"), "{error}");
+    let long = Step::Local(vec![vec![Local::Compute { stream: 0, us: i64::MAX / 1_000_000 }]]);
+    let error = replay_ranks(&job(vec![long]).graph(), &options).expect_err("longer than the range");
+    assert!(error.to_string().contains("more than 26 days"), "{error}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_time_is_what_the_definition_says(job in job()) {
+        let expected = evaluate(&job.graph(), &profile(), &job.slow).expect("a job without deadlock");
+        prop_assert_eq!(times(&replayed(&job)), expected);
+    }
+
+    #[test]
+    fn every_op_is_evaluated_once(job in job()) {
+        prop_assert_eq!(replayed(&job).ops_evaluated, job.graph().num_ops());
+    }
+
+    #[test]
+    fn ranks_evaluated_together_end_as_if_alone(job in job()) {
+        let together = replayed(&Job { is_scalar: false, ..job.clone() });
+        let alone = replayed(&Job { is_scalar: true, ..job });
+        prop_assert_eq!(together.ranks, alone.ranks);
+        prop_assert_eq!(together.device_time, alone.device_time);
+    }
+}

@@ -1,0 +1,182 @@
+//! Made-up workloads: against a formula, and pruned.
+
+use super::jobs::{call, message};
+use super::laws::times;
+use super::reference::evaluate;
+use prism_engine::graph::op::{CollectiveKind, Op};
+use prism_engine::graph::{Graph, GraphBuilder};
+use prism_engine::ids::{Rank, StreamId};
+use prism_engine::profile::Profile;
+use prism_engine::prune::materialised;
+use prism_engine::replay::{ReplayOptions, replay, replay_ranks};
+use prism_engine::synthetic::TransformerStep;
+use prism_engine::units::SimTime;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Every rank a node with one card of 50 GB/s and 5 us; plain rings in one loop without pipelining.
+pub(crate) fn flat() -> Profile {
+    let mut profile = Profile::builtin("h100-sxm").expect("built in");
+    (profile.node.gpus, profile.node.nics) = (1, 1);
+    profile.network.nic_bytes_per_s = 50_000_000_000;
+    profile.network.nic_efficiency = 1.0;
+    profile.network.latency_ns = 5_000;
+    profile.network.collective_launch_ns = 0;
+    profile.network.ring_slices_per_step = 1;
+    profile.network.ring_step_bytes = 1 << 40;
+    // Trees that move everything in one piece never win.
+    profile.network.tree_chunk_bytes = 1 << 40;
+    profile
+}
+
+fn step_seconds(step: TransformerStep) -> f64 {
+    let graph = Arc::new(step.graph().expect("valid"));
+    graph.check().expect("programs that fit together");
+    let result = replay(&graph, &ReplayOptions::new(flat())).expect("no deadlock");
+    assert_eq!(result.ops_evaluated, graph.num_ops());
+    result.iteration_time_ns.iter().sum::<i64>() as f64 * 1e-9
+}
+
+#[test]
+fn a_transformer_step_takes_what_the_formula_says() {
+    // Seconds by a contention-free formula that plays one rank per stage: rings of 2 (n - 1) steps, messages of
+    // latency + size / bandwidth.
+    for (dp, expected) in [(1, 0.532_014_088), (8, 0.550_874_570), (16, 0.552_296_747)] {
+        let seconds = step_seconds(TransformerStep { dp, ..TransformerStep::default() });
+        assert!((seconds / expected - 1.0).abs() < 1e-6, "dp {dp}: {seconds} instead of {expected}");
+    }
+}
+
+#[test]
+fn a_ring_takes_what_the_formula_says() {
+    let ring = TransformerStep {
+        dp: 512,
+        tp: 1,
+        pp: 1,
+        microbatches: 0,
+        gradient_bytes: 1 << 30,
+        ..TransformerStep::default()
+    };
+    let seconds = step_seconds(ring);
+    assert!((seconds / 0.047_975_787 - 1.0).abs() < 1e-6, "{seconds}");
+}
+
+#[test]
+fn a_step_of_stragglers_is_what_the_definition_says() {
+    let step = TransformerStep {
+        dp: 2,
+        tp: 2,
+        pp: 3,
+        microbatches: 4,
+        layers: 1,
+        iterations: 2,
+        ..TransformerStep::default()
+    };
+    let graph = Arc::new(step.graph().expect("valid"));
+    let slow = BTreeMap::from([(Rank(1), 1.7), (Rank(6), 1.2)]);
+    let profile = Profile::builtin("h100-sxm").expect("built in");
+    let options = ReplayOptions { slow: slow.clone(), ..ReplayOptions::new(profile.clone()) };
+    let report = replay_ranks(&graph, &options).expect("no deadlock");
+    assert_eq!(times(&report), evaluate(&graph, &profile, &slow).expect("no deadlock"));
+}
+
+/// Stages with one program for all but the ends: every rank of the middle waits for one of the same role.
+fn chain(stages: u32, replicas: u32, microbatches: usize) -> Arc<Graph> {
+    let mut builder = GraphBuilder::new(stages * replicas);
+    builder.intern_name("work");
+    let mut slots = vec![Vec::new(); (stages * replicas) as usize];
+    for stage in 0..stages {
+        let members: Vec<u32> = (0..replicas).map(|replica| stage * replicas + replica).collect();
+        let comm = builder.add_comm(members.iter().copied().map(Rank).collect());
+        for rank in members {
+            slots[rank as usize].push(comm);
+        }
+    }
+    for rank in 0..(stages - 1) * replicas {
+        let comm = builder.add_comm(vec![Rank(rank), Rank(rank + replicas)]);
+        slots[rank as usize].push(comm);
+        slots[(rank + replicas) as usize].insert(1, comm);
+    }
+    let op = |kind| Op { host_gap: SimTime::from_ns(7), stream: StreamId(0), kind };
+    let work = super::jobs::compute(SimTime::from_ns(300_000));
+    let reduce = call(0, CollectiveKind::AllReduce, 1 << 22, 0);
+    let (receive, send_first) = (message(1, false, 0, 1 << 20, 0), message(1, true, 1, 1 << 20, 0));
+    let send = message(2, true, 1, 1 << 20, 0);
+    let program = |body: &[_]| -> Vec<Op> {
+        let bodies = body.iter().cycle().take(body.len() * microbatches);
+        bodies.chain([&reduce]).map(|kind| op(*kind)).collect()
+    };
+    let programs = [program(&[work, send_first]), program(&[receive, work, send]), program(&[receive, work])];
+    let templates = programs.map(|ops| builder.add_template("stage", &ops).expect("valid"));
+    for rank in 0..stages * replicas {
+        let position = match rank / replicas {
+            0 => 0,
+            stage if stage + 1 == stages => 2,
+            _ => 1,
+        };
+        builder.set_rank(Rank(rank), templates[position], slots[rank as usize].clone());
+    }
+    Arc::new(builder.finish().expect("valid"))
+}
+
+#[test]
+fn ranks_of_one_role_that_wait_for_each_other_are_told_apart() {
+    let profile = Profile::builtin("h100-sxm").expect("built in");
+    for (stages, replicas, microbatches) in [(2, 2, 1), (5, 1, 3), (7, 4, 5)] {
+        let graph = chain(stages, replicas, microbatches);
+        let slow = BTreeMap::from([(Rank(replicas), 1.4)]);
+        let options = ReplayOptions { slow: slow.clone(), ..ReplayOptions::new(profile.clone()) };
+        let report = replay_ranks(&graph, &options).expect("no deadlock");
+        assert_eq!(times(&report), evaluate(&graph, &profile, &slow).expect("no deadlock"));
+        // No more than a role per stage is needed (and per replica, once the straggler makes them differ).
+        assert!(report.roles <= (stages * replicas) as usize, "{}", report.roles);
+    }
+}
+
+/// Tensor, data and model-parallel (gradient norm) all-reduces, and messages round the pipeline.
+fn megatron(dp: u32) -> Graph {
+    let (tp, pp) = (8, 16);
+    let rank = |t: u32, d: u32, p: u32| t + tp * (d + dp * p);
+    let mut builder = GraphBuilder::new(tp * dp * pp);
+    let mut slots = vec![Vec::new(); (tp * dp * pp) as usize];
+    let mut add = |members: Vec<u32>| {
+        let comm = builder.add_comm(members.iter().copied().map(Rank).collect());
+        for rank in members {
+            slots[rank as usize].push(comm);
+        }
+    };
+    for d in 0..dp {
+        (0..pp).for_each(|p| add((0..tp).map(|t| rank(t, d, p)).collect()));
+    }
+    for t in 0..tp {
+        (0..pp).for_each(|p| add((0..dp).map(|d| rank(t, d, p)).collect()));
+    }
+    (0..dp).for_each(|d| add((0..pp).flat_map(|p| (0..tp).map(move |t| rank(t, d, p))).collect()));
+    for d in 0..dp {
+        (0..tp).for_each(|t| add((0..pp).map(|p| rank(t, d, p)).collect()));
+    }
+    for p in 0..pp {
+        let mut kinds: Vec<_> = (0..3).map(|slot| call(slot, CollectiveKind::AllReduce, 1024, 0)).collect();
+        kinds.extend([message(3, true, (p + 1) % pp, 4, 1), message(3, false, (p + pp - 1) % pp, 4, 1)]);
+        let ops: Vec<Op> =
+            kinds.into_iter().map(|kind| Op { host_gap: SimTime::ZERO, stream: StreamId(0), kind }).collect();
+        let template = builder.add_template(&format!("stage {p}"), &ops).expect("valid");
+        for d in 0..dp {
+            (0..tp)
+                .for_each(|t| builder.set_rank(Rank(rank(t, d, p)), template, slots[rank(t, d, p) as usize].clone()));
+        }
+    }
+    builder.finish().expect("valid")
+}
+
+#[test]
+fn ranks_to_materialise_do_not_depend_on_the_world_size() {
+    let profile = Profile::builtin("h100-sxm").expect("built in");
+    for dp in [8, 64, 512] {
+        let graph = megatron(dp);
+        let sandbox = (0..8).map(Rank).collect();
+        let kept = materialised(&graph, &sandbox, &profile);
+        assert!(kept.is_superset(&sandbox));
+        assert_eq!(kept.len() - sandbox.len(), 41, "{} ranks: {kept:?}", graph.world_size());
+    }
+}

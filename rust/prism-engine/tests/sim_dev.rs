@@ -1,0 +1,3 @@
+//! dev
+#[path = "integration/sim/mod.rs"]
+mod sim;

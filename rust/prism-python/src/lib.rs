@@ -1,0 +1,33 @@
+//! `prism_core._native`: converts, calls the engine, converts back. No logic of its own.
+
+mod error;
+mod graph;
+mod replay;
+mod session;
+
+use pyo3::prelude::*;
+
+/// The engine of prism_core.
+#[pymodule(gil_used = false)]
+mod _native {
+    #[pymodule_export]
+    use super::build_info;
+    #[pymodule_export]
+    use super::error::{ConfigError, DeadlockError, GraphFormatError, MismatchError, PrismError, ShimError};
+    #[pymodule_export]
+    use super::graph::{Graph, Recording, assemble};
+    #[pymodule_export]
+    use super::replay::{profile_names, profile_toml, replay_json};
+    #[pymodule_export]
+    use super::session::Session;
+}
+
+/// Version and build of the extension, for bug reports.
+#[pyfunction]
+fn build_info(py: Python<'_>) -> PyResult<Bound<'_, pyo3::types::PyDict>> {
+    let info = pyo3::types::PyDict::new(py);
+    info.set_item("version", env!("CARGO_PKG_VERSION"))?;
+    info.set_item("profile", if cfg!(debug_assertions) { "debug" } else { "release" })?;
+    info.set_item("target", format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS))?;
+    Ok(info)
+}

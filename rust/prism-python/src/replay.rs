@@ -1,0 +1,68 @@
+//! Replay of virtual ranks, and the built-in profiles.
+
+use crate::error::{ConfigError, from_json, from_profile, from_sim};
+use crate::graph::Graph;
+use prism_engine::ids::Rank;
+use prism_engine::profile::Profile;
+use prism_engine::replay::{Contention, ReplayOptions, replay};
+use pyo3::prelude::*;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+pub(crate) fn profile_of(toml: Option<&str>, graph: Option<&prism_engine::graph::Graph>) -> PyResult<Profile> {
+    let recorded = || graph.and_then(|graph| graph.meta().get("profile").map(String::as_str));
+    match toml.or_else(recorded) {
+        Some(text) => Profile::from_toml(text),
+        None => Profile::builtin("h100-sxm"),
+    }
+    .map_err(|error| from_profile(&error))
+}
+
+pub(crate) fn slow_of(options: &Value) -> PyResult<BTreeMap<u32, f64>> {
+    let slow: BTreeMap<String, f64> = match options.get("slow") {
+        None | Some(Value::Null) => BTreeMap::new(),
+        Some(value) => serde_json::from_value(value.clone()).map_err(|error| from_json("slow", &error))?,
+    };
+    slow.into_iter()
+        .map(|(rank, factor)| {
+            let rank = rank.parse().map_err(|_| {
+                ConfigError::new_err(format!("slow: {rank:?} is not a rank"))
+            })?;
+            Ok((rank, factor))
+        })
+        .collect()
+}
+
+/// Replays the job from virtual ranks only. `options_json`: `slow` (rank to factor), `contention`, `symmetry`, `profile`
+/// (TOML text). Returns the result as JSON. Raises DeadlockError, MismatchError or ConfigError.
+#[pyfunction]
+pub(crate) fn replay_json(py: Python<'_>, graph: PyRef<'_, Graph>, options_json: &str) -> PyResult<String> {
+    let options: Value = serde_json::from_str(options_json).map_err(|error| from_json("options", &error))?;
+    let graph = Arc::clone(&graph.inner);
+    let contention = options.get("contention").and_then(Value::as_str).unwrap_or("none");
+    let options = ReplayOptions {
+        profile: profile_of(options.get("profile").and_then(Value::as_str), Some(&graph))?,
+        slow: slow_of(&options)?.into_iter().map(|(rank, factor)| (Rank(rank), factor)).collect(),
+        symmetry: options.get("symmetry").and_then(Value::as_bool).unwrap_or(true),
+        contention: match contention {
+            "none" => Contention::None,
+            "fair-share" => Contention::FairShare,
+            other => return Err(ConfigError::new_err(format!("contention is {other:?}: it must be none or fair-share"))),
+        },
+    };
+    let result = py.detach(|| replay(&graph, &options)).map_err(|error| from_sim(&error))?;
+    serde_json::to_string(&result).map_err(|error| from_json("result", &error))
+}
+
+/// A built-in device and cluster profile as TOML. Raises ConfigError naming the ones there are.
+#[pyfunction]
+pub(crate) fn profile_toml(name: &str) -> PyResult<String> {
+    Profile::builtin(name).map(|profile| profile.to_toml()).map_err(|error| from_profile(&error))
+}
+
+/// Names of the built-in profiles.
+#[pyfunction]
+pub(crate) fn profile_names() -> Vec<String> {
+    Profile::builtin_names().map(ToString::to_string).collect()
+}

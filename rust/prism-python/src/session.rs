@@ -1,0 +1,92 @@
+//! One collect or emulate run.
+
+use crate::error::{ConfigError, from_json, from_session};
+use crate::graph::{Graph, Recording};
+use crate::replay::{profile_of, slow_of};
+use prism_engine::hybrid::{self, SessionMode, SessionOptions};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use serde_json::Value;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Live ranks against virtual (emulate) or absent (collect) peers.
+#[pyclass(frozen, module = "prism_core._native")]
+pub(crate) struct Session {
+    inner: hybrid::Session,
+}
+
+fn options_of(options: &Value, graph: Option<&prism_engine::graph::Graph>) -> PyResult<SessionOptions> {
+    let mode = match options.get("mode").and_then(Value::as_str) {
+        Some("collect") => SessionMode::Collect,
+        Some("emulate") => SessionMode::Emulate,
+        other => return Err(ConfigError::new_err(format!("mode is {other:?}: it must be collect or emulate"))),
+    };
+    let world_size = options.get("world_size").and_then(Value::as_u64).and_then(|size| u32::try_from(size).ok());
+    let live = options.get("live").cloned().unwrap_or_default();
+    Ok(SessionOptions {
+        mode,
+        world_size: world_size.ok_or_else(|| ConfigError::new_err("world_size must be a number of ranks"))?,
+        profile: profile_of(options.get("profile").and_then(Value::as_str), graph)?,
+        live: serde_json::from_value(live).map_err(|error| from_json("live", &error))?,
+        slow: slow_of(options)?,
+    })
+}
+
+fn text<'a>(key: &'a [u8]) -> PyResult<&'a str> {
+    std::str::from_utf8(key).map_err(|_| ConfigError::new_err("store keys must be UTF-8"))
+}
+
+#[pymethods]
+impl Session {
+    /// `options_json`: `mode` (collect or emulate), `world_size`, `profile` (TOML text), `live` (ranks), `slow`.
+    #[new]
+    #[pyo3(signature = (options_json, graph=None))]
+    fn new(options_json: &str, graph: Option<PyRef<'_, Graph>>) -> PyResult<Self> {
+        let options: Value = serde_json::from_str(options_json).map_err(|error| from_json("options", &error))?;
+        let graph = graph.map(|graph| Arc::clone(&graph.inner));
+        let options = options_of(&options, graph.as_deref())?;
+        let inner = hybrid::Session::new(options, graph).map_err(|error| from_session(&error))?;
+        Ok(Self { inner })
+    }
+
+    /// Listens in a directory (made with mode 0700); returns the socket's path for PRISM_SESSION.
+    fn listen(&self, py: Python<'_>, directory: PathBuf) -> PyResult<String> {
+        let path = py.detach(|| self.inner.listen(&directory)).map_err(|error| from_session(&error))?;
+        Ok(path.to_string_lossy().into_owned())
+    }
+
+    /// A live rank sets a store key; returns the value to keep.
+    fn store_set<'py>(&self, py: Python<'py>, key: &[u8], value: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+        Ok(PyBytes::new(py, &self.inner.store_set(text(key)?, value)))
+    }
+
+    /// The value of a key only an absent rank would set, if it is an NCCL id.
+    fn absent_value<'py>(&self, py: Python<'py>, key: &[u8]) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        Ok(self.inner.absent_value(text(key)?).map(|value| PyBytes::new(py, &value)))
+    }
+
+    /// The process of a rank has exited.
+    fn process_exited(&self, py: Python<'_>, rank: u32, returncode: i32) {
+        py.detach(|| self.inner.process_exited(rank, returncode));
+    }
+
+    /// Where every live rank is, as JSON.
+    fn status_json(&self, py: Python<'_>) -> PyResult<String> {
+        py.detach(|| serde_json::to_string(&self.inner.status())).map_err(|error| from_json("status", &error))
+    }
+
+    /// What a rank did (collect only). Raises ConfigError when the rank was not run.
+    fn recording(&self, py: Python<'_>, rank: u32) -> PyResult<Recording> {
+        let recording = py.detach(|| self.inner.recording(rank));
+        let recording = recording.ok_or_else(|| ConfigError::new_err(format!("rank {rank} was not collected in this session")))?;
+        let info = self.inner.recording_info(rank).ok_or_else(|| ConfigError::new_err("the session has ended"))?;
+        let info = serde_json::to_string(&info).map_err(|error| from_json("recording", &error))?;
+        Ok(Recording { inner: Arc::new(recording), info })
+    }
+
+    /// Ends the session; returns the summary as JSON.
+    fn finish(&self, py: Python<'_>) -> PyResult<String> {
+        py.detach(|| serde_json::to_string(&self.inner.finish())).map_err(|error| from_json("summary", &error))
+    }
+}

@@ -1,0 +1,48 @@
+//! The C table through which one preloaded library uses the session that another one owns.
+//!
+//! On the emulated device `libprism_cuda.so` owns the session (connection, host clock, stream ids) and exports
+//! [`SESSION_SYMBOL`]; `libprism_nccl.so` finds it with `dlsym(RTLD_DEFAULT, ...)`. Where the symbol is absent (host
+//! device) `libprism_nccl.so` connects by itself with [`crate::client::Client`].
+
+use crate::message::{Record, Reply};
+use core::ffi::{c_char, c_int, c_void};
+
+/// Name of the exported function that returns the table: `extern "C" fn() -> *const SessionTable`, null when the process
+/// has no session.
+pub const SESSION_SYMBOL: &core::ffi::CStr = c"prism_session_table_v1";
+
+/// Functions of the library that owns the session. All are thread safe and never unwind.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct SessionTable {
+    /// Size of this struct, to be checked by the user of the table.
+    pub size: usize,
+    /// Appends `record`; the owner fills in `host_ns` and charges `host_cost_ns` to the host clock first. 0 or -1 (engine gone).
+    pub append: unsafe extern "C" fn(record: *const Record, host_cost_ns: i64) -> c_int,
+    /// Appends a query record and waits for the answer. 0 or -1 (engine gone).
+    pub query: unsafe extern "C" fn(record: *const Record, reply: *mut Reply) -> c_int,
+    /// Sends a control request (see [`crate::control`]) and waits for its answer. Writes at most `capacity` bytes to
+    /// `answer`. Returns the length of the answer, or -1 when the engine is gone, -2 when the request was refused
+    /// (the text is then in `answer`), -3 when `capacity` is too small.
+    pub control: unsafe extern "C" fn(
+        kind: u32,
+        payload: *const u8,
+        payload_len: usize,
+        answer: *mut u8,
+        capacity: usize,
+    ) -> isize,
+    /// Dense id of a `cudaStream_t` of the calling thread's current device (null = default stream).
+    pub stream_id: unsafe extern "C" fn(stream: *const c_void) -> u32,
+    /// Is the stream being captured into a CUDA graph? 1 or 0.
+    pub is_capturing: unsafe extern "C" fn(stream: *const c_void) -> c_int,
+    /// Index of the calling thread's current device.
+    pub current_device: unsafe extern "C" fn() -> c_int,
+    /// Does `[pointer, pointer + bytes)` lie in emulated device memory (which is readable by the host)? 1 or 0.
+    pub is_device_memory: unsafe extern "C" fn(pointer: *const c_void, bytes: usize) -> c_int,
+    /// Allocates emulated device memory; null when the card is full.
+    pub device_alloc: unsafe extern "C" fn(bytes: usize) -> *mut c_void,
+    /// Frees memory of `device_alloc`. 0 or -1 (not such a pointer).
+    pub device_free: unsafe extern "C" fn(pointer: *mut c_void) -> c_int,
+    /// Value of a key of the configuration text of the welcome message, or null. Valid for ever.
+    pub config: unsafe extern "C" fn(key: *const c_char) -> *const c_char,
+}

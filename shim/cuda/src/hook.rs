@@ -1,0 +1,205 @@
+//! Functions for other preloaded libraries and for the framework hook (Python, by ctypes).
+
+use crate::export::put;
+use crate::guard::guard;
+use crate::session::HostCost;
+use crate::{clock, device, memory, session, stream};
+use prism_wire::control::ControlKind;
+use prism_wire::device::SessionTable;
+use prism_wire::message::{MarkerKind, Record, RecordKind, Reply};
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+
+thread_local! {
+    /// The process group being created, as the hook told.
+    static GROUP: RefCell<Option<CString>> = const { RefCell::new(None) };
+}
+
+static TABLE: SessionTable = SessionTable {
+    size: size_of::<SessionTable>(),
+    append: table_append,
+    query: table_query,
+    control: table_control,
+    stream_id: table_stream_id,
+    is_capturing: table_is_capturing,
+    current_device: table_current_device,
+    is_device_memory: table_is_device_memory,
+    device_alloc: table_device_alloc,
+    device_free: table_device_free,
+    config: table_config,
+};
+
+/// The session's functions for other preloaded libraries; null when the process has no session. Connects.
+#[unsafe(no_mangle)]
+pub extern "C" fn prism_session_table_v1() -> *const SessionTable {
+    guard(std::ptr::null(), || session::get().map_or(std::ptr::null(), |_| &raw const TABLE))
+}
+
+unsafe extern "C" fn table_append(record: *const Record, host_cost_ns: i64) -> c_int {
+    guard(-1, || {
+        // SAFETY: the table's user passes a valid record (or null, which is refused).
+        let Some(record) = (unsafe { record.as_ref() }) else { return -1 };
+        session::get().ok().and_then(|session| session.append(*record, host_cost_ns).ok()).map_or(-1, |()| 0)
+    })
+}
+
+unsafe extern "C" fn table_query(record: *const Record, reply: *mut Reply) -> c_int {
+    guard(-1, || {
+        // SAFETY: the table's user passes valid pointers (or null, which is refused).
+        let (Some(record), Some(reply)) = (unsafe { (record.as_ref(), reply.as_mut()) }) else { return -1 };
+        clock::charge_if_driver(session::host_cost(HostCost::Sync));
+        match session::query(*record) {
+            Some(answer) => {
+                *reply = answer;
+                0
+            }
+            None => -1,
+        }
+    })
+}
+
+unsafe extern "C" fn table_control(
+    kind: u32,
+    payload: *const u8,
+    payload_len: usize,
+    answer: *mut u8,
+    capacity: usize,
+) -> isize {
+    guard(-1, || {
+        let Some(kind) = ControlKind::from_u32(kind) else { return -1 };
+        let payload = if payload_len == 0 || payload.is_null() {
+            &[]
+        } else {
+            // SAFETY: the table's user passes a valid range.
+            unsafe { std::slice::from_raw_parts(payload, payload_len) }
+        };
+        let (code, text) = match session::control(kind, payload) {
+            Ok(bytes) if bytes.len() > capacity => return -3,
+            Ok(bytes) => (bytes.len() as isize, bytes),
+            Err(session::ControlFailure::Refused(text)) => (-2, text.into_bytes()),
+            Err(session::ControlFailure::Gone(_)) => return -1,
+        };
+        let length = text.len().min(capacity);
+        if length > 0 && !answer.is_null() {
+            // SAFETY: the table's user passes `capacity` writable bytes.
+            unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), answer, length) };
+        }
+        code
+    })
+}
+
+unsafe extern "C" fn table_stream_id(stream: *const c_void) -> u32 {
+    guard(0, || stream::id(stream))
+}
+
+unsafe extern "C" fn table_is_capturing(_stream: *const c_void) -> c_int {
+    0
+}
+
+unsafe extern "C" fn table_current_device() -> c_int {
+    device::current()
+}
+
+unsafe extern "C" fn table_is_device_memory(pointer: *const c_void, bytes: usize) -> c_int {
+    guard(0, || c_int::from(memory::is_device(pointer) && memory::contains(pointer, bytes)))
+}
+
+unsafe extern "C" fn table_device_alloc(bytes: usize) -> *mut c_void {
+    guard(std::ptr::null_mut(), || memory::malloc(bytes).unwrap_or(std::ptr::null_mut()))
+}
+
+unsafe extern "C" fn table_device_free(pointer: *mut c_void) -> c_int {
+    guard(-1, || if memory::free(pointer).is_ok() { 0 } else { -1 })
+}
+
+unsafe extern "C" fn table_config(key: *const c_char) -> *const c_char {
+    guard(std::ptr::null(), || {
+        if key.is_null() {
+            return std::ptr::null();
+        }
+        // SAFETY: the table's user passes a C string.
+        let key = unsafe { CStr::from_ptr(key) };
+        session::get().ok().and_then(|session| session.config.value(key)).map_or(std::ptr::null(), CStr::as_ptr)
+    })
+}
+
+/// Tells the engine the members of a process group that is about to be created (global ranks in group-rank order), and
+/// remembers its name as the calling thread's current group. 0, or -1 (no session, engine gone, or refused).
+///
+/// # Safety
+/// `name` must be a C string, `ranks` point to `count` numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn prism_note_group(name: *const c_char, ranks: *const u32, count: u32) -> c_int {
+    guard(-1, || {
+        if name.is_null() || (ranks.is_null() && count > 0) {
+            return -1;
+        }
+        // SAFETY: the contract of this function.
+        let (name, ranks) = unsafe {
+            let ranks = if count == 0 { &[][..] } else { std::slice::from_raw_parts(ranks, count as usize) };
+            (CStr::from_ptr(name), ranks)
+        };
+        let mut payload = count.to_le_bytes().to_vec();
+        payload.extend(ranks.iter().flat_map(|rank| rank.to_le_bytes()));
+        payload.extend_from_slice(name.to_bytes());
+        GROUP.set(Some(name.to_owned()));
+        if session::control(ControlKind::Group, &payload).is_ok() { 0 } else { -1 }
+    })
+}
+
+/// Name of the process group being created by the calling thread, or null. Valid until the thread's next call of
+/// [`prism_note_group`] or [`prism_clear_group`].
+#[unsafe(no_mangle)]
+pub extern "C" fn prism_current_group() -> *const c_char {
+    guard(std::ptr::null(), || {
+        GROUP.with_borrow(|group| group.as_ref().map_or(std::ptr::null(), |name| name.as_ptr()))
+    })
+}
+
+/// The process group has been created. 0.
+#[unsafe(no_mangle)]
+pub extern "C" fn prism_clear_group() -> c_int {
+    guard(-1, || {
+        GROUP.set(None);
+        0
+    })
+}
+
+/// Marks a point of the program (a [`MarkerKind`]) on a stream. 0 or -1.
+#[unsafe(no_mangle)]
+pub extern "C" fn prism_marker(kind: u32, stream: *mut c_void) -> c_int {
+    guard(-1, || {
+        let known = [MarkerKind::TrainingBegin, MarkerKind::IterationEnd].iter().any(|known| *known as u32 == kind);
+        let Ok(session) = session::get() else { return -1 };
+        if !known {
+            return -1;
+        }
+        let stream = stream::id(stream);
+        let record = Record { kind: RecordKind::Marker as u16, stream, e: kind, ..Record::default() };
+        session.append(record, 0).map_or(-1, |()| 0)
+    })
+}
+
+/// Tells the peaks of the program's own allocator since its start. 0 or -1.
+#[unsafe(no_mangle)]
+pub extern "C" fn prism_memory_stats(allocated_peak: u64, reserved_peak: u64) -> c_int {
+    guard(-1, || {
+        let record =
+            Record { kind: RecordKind::MemoryStats as u16, a: allocated_peak, b: reserved_peak, ..Record::default() };
+        session::get().ok().and_then(|session| session.append(record, 0).ok()).map_or(-1, |()| 0)
+    })
+}
+
+/// Free and total bytes of a card. 0 or -1.
+///
+/// # Safety
+/// The pointers must be valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn prism_device_memory(device: c_int, free: *mut usize, total: *mut usize) -> c_int {
+    guard(-1, || {
+        let Ok((free_bytes, total_bytes)) = memory::info(device) else { return -1 };
+        // SAFETY: the contract of this function; null is refused.
+        let written = unsafe { put(free, free_bytes).and_then(|()| put(total, total_bytes)) };
+        written.map_or(-1, |()| 0)
+    })
+}

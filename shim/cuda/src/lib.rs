@@ -1,0 +1,42 @@
+//! The emulated CUDA device: a stand-in for the CUDA driver, runtime and math libraries, preloaded under a training
+//! program. Kernels are not run; every call becomes a record for the engine, which answers with virtual time.
+//!
+//! Without the environment variable `PRISM_SESSION` the library is inert: it shows no device and leaves the clocks alone.
+//!
+//! | module | job |
+//! |---|---|
+//! | [`session`] | the connection to the engine, lazily made: append, query, control, name ids |
+//! | [`clock`], [`interpose`] | the virtual host clock and the libc functions that read it |
+//! | [`handoff`] | timed waits of background threads, in virtual time |
+//! | [`memory`] | device, pinned and virtual-memory allocations, copies, exact accounting |
+//! | [`stream`], [`event`] | dense ids behind opaque handles |
+//! | [`kernel`] | registered kernels and launches |
+//! | [`runtime`], [`driver`] | the C functions of libcudart and libcuda |
+//! | [`libs`] | the C functions of the math libraries, NVRTC and CUPTI |
+//! | [`functions`] | the list of what is served and what is refused |
+//! | [`hook`] | functions for other preloaded libraries and the framework hook |
+//! | [`unsupported`] | calls that fail loudly, with their name |
+#![allow(non_snake_case, reason = "exported names are those of the CUDA libraries")]
+#![allow(unreachable_pub, reason = "extern \"C\" exports are reached by the dynamic linker, not by Rust paths")]
+
+mod abi;
+mod clock;
+mod config;
+mod device;
+mod driver;
+mod event;
+mod export;
+mod functions;
+mod guard;
+mod handoff;
+mod hook;
+mod interpose;
+mod kernel;
+mod libs;
+mod memory;
+mod python;
+mod real;
+mod runtime;
+mod session;
+mod stream;
+mod unsupported;

@@ -1,0 +1,25 @@
+//! The C functions of the math libraries, NVRTC and CUPTI.
+//!
+//! A library call is one operation with its shape, not the kernels inside it: a matrix multiplication becomes one
+//! [`RecordKind::Gemm`](prism_wire::message::RecordKind), an attention or convolution one
+//! [`RecordKind::Operator`](prism_wire::message::RecordKind) with its FLOP and bytes. A function that is not here is
+//! not exported, so that the program meets the real library or a stand-in that names the call and fails.
+//!
+//! | module | library |
+//! |---|---|
+//! | [`cublas`] | cuBLAS: handles, matrix products, the vector calls of the frameworks |
+//! | [`cublaslt`] | cuBLASLt: attribute stores, one heuristic result, matrix products |
+//! | [`cudnn`] | cuDNN: handles, the backend descriptor store, plans that know their work |
+//! | [`cufft`] | cuFFT: plans that remember their transform |
+//! | [`cupti`] | CUPTI: every call answers "not supported", so that a profiler goes on without device events |
+//! | [`nvrtc`] | NVRTC: programs that are not compiled, as kernels do not run |
+//! | [`handles`], [`work`] | opaque handles; records of work |
+
+mod cublas;
+mod cublaslt;
+mod cudnn;
+mod cufft;
+mod cupti;
+mod handles;
+mod nvrtc;
+mod work;

@@ -1,0 +1,166 @@
+//! Where the Python program is, for messages, and what belongs to the interpreter. The interpreter is found at run time: the
+//! library does not link to it.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ops::Range;
+use std::sync::OnceLock;
+
+type Object = *mut c_void;
+
+/// The functions of the interpreter that are needed, if there is one in the process.
+struct Interpreter {
+    is_initialized: unsafe extern "C" fn() -> c_int,
+    this_thread_state: unsafe extern "C" fn() -> *mut c_void,
+    ensure: unsafe extern "C" fn() -> c_int,
+    release: unsafe extern "C" fn(c_int),
+    frame: unsafe extern "C" fn() -> Object,
+    back: unsafe extern "C" fn(Object) -> Object,
+    code: unsafe extern "C" fn(Object) -> Object,
+    line: unsafe extern "C" fn(Object) -> c_int,
+    attribute: unsafe extern "C" fn(Object, *const c_char) -> Object,
+    text: unsafe extern "C" fn(Object) -> *const c_char,
+    incref: unsafe extern "C" fn(Object),
+    decref: unsafe extern "C" fn(Object),
+}
+
+fn symbol(name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: the name is a C string.
+    let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    (!address.is_null()).then_some(address)
+}
+
+unsafe extern "C" {
+    /// As `dladdr`, with the symbol table's entry (glibc).
+    fn dladdr1(
+        address: *const c_void, info: *mut libc::Dl_info, extra: *mut *const libc::Elf64_Sym, what: c_int,
+    ) -> c_int;
+}
+
+/// `RTLD_DL_SYMENT`: `extra` of [`dladdr1`] is the symbol's entry.
+const SYMBOL_ENTRY: c_int = 1;
+
+/// Where the interpreter keeps its state, with the interpreter lock in it; empty without an interpreter.
+fn interpreter_state() -> Range<usize> {
+    let Some(start) = symbol(c"_PyRuntime") else { return 0..0 };
+    // SAFETY: zeros are a value of this struct of pointers.
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    let mut entry: *const libc::Elf64_Sym = std::ptr::null();
+    // SAFETY: both results live on this stack frame; the entry, if any, lies in the interpreter's symbol table.
+    let size = unsafe {
+        match dladdr1(start, &raw mut info, &raw mut entry, SYMBOL_ENTRY) {
+            0 => 0,
+            _ => entry.as_ref().map_or(0, |entry| entry.st_size as usize),
+        }
+    };
+    start as usize..start as usize + size
+}
+
+/// Does an address belong to the interpreter's own state? Of condition variables only those of its lock do.
+pub(crate) fn is_of_interpreter(address: usize) -> bool {
+    static STATE: OnceLock<Range<usize>> = OnceLock::new();
+    STATE.get_or_init(interpreter_state).contains(&address)
+}
+
+/// A symbol as a function of the given type.
+macro_rules! function {
+    ($name:literal, ($($argument:ty),*) $(-> $result:ty)?) => {
+        // SAFETY: the interpreter documents this function with this type.
+        unsafe {
+            std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $result)?>(symbol($name)?)
+        }
+    };
+}
+
+impl Interpreter {
+    fn find() -> Option<Self> {
+        Some(Self {
+            is_initialized: function!(c"Py_IsInitialized", () -> c_int),
+            this_thread_state: function!(c"PyGILState_GetThisThreadState", () -> *mut c_void),
+            ensure: function!(c"PyGILState_Ensure", () -> c_int),
+            release: function!(c"PyGILState_Release", (c_int)),
+            frame: function!(c"PyEval_GetFrame", () -> Object),
+            back: function!(c"PyFrame_GetBack", (Object) -> Object),
+            code: function!(c"PyFrame_GetCode", (Object) -> Object),
+            line: function!(c"PyFrame_GetLineNumber", (Object) -> c_int),
+            attribute: function!(c"PyObject_GetAttrString", (Object, *const c_char) -> Object),
+            text: function!(c"PyUnicode_AsUTF8", (Object) -> *const c_char),
+            incref: function!(c"Py_IncRef", (Object)),
+            decref: function!(c"Py_DecRef", (Object)),
+        })
+    }
+
+    /// `file:line` of a frame.
+    ///
+    /// # Safety
+    /// The calling thread must hold the interpreter lock, and `frame` be a frame.
+    unsafe fn describe(&self, frame: Object) -> Option<String> {
+        // SAFETY: the lock is held; every new reference is given back; null results are not used.
+        unsafe {
+            let code = (self.code)(frame);
+            if code.is_null() {
+                return None;
+            }
+            let file = (self.attribute)(code, c"co_filename".as_ptr());
+            let text = if file.is_null() { std::ptr::null() } else { (self.text)(file) };
+            let name = (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned());
+            if !file.is_null() {
+                (self.decref)(file);
+            }
+            (self.decref)(code);
+            Some(format!("{}:{}", name?, (self.line)(frame)))
+        }
+    }
+
+    /// The innermost frame outside installed packages, else the innermost one.
+    ///
+    /// # Safety
+    /// The calling thread must hold the interpreter lock.
+    unsafe fn place(&self) -> Option<String> {
+        const DEEPEST: usize = 200;
+        // SAFETY: the lock is held; each frame is owned while it is looked at.
+        unsafe {
+            let mut frame = (self.frame)();
+            if frame.is_null() {
+                return None;
+            }
+            (self.incref)(frame);
+            let mut innermost = None;
+            for _ in 0..DEEPEST {
+                let place = self.describe(frame);
+                let is_program =
+                    place.as_ref().is_some_and(|place| !place.contains("-packages/") && !place.starts_with('<'));
+                let outer = (self.back)(frame);
+                (self.decref)(frame);
+                if is_program {
+                    innermost = place;
+                    frame = outer;
+                    break;
+                }
+                innermost = innermost.or(place);
+                frame = outer;
+                if frame.is_null() {
+                    break;
+                }
+            }
+            if !frame.is_null() {
+                (self.decref)(frame);
+            }
+            innermost
+        }
+    }
+}
+
+/// `file:line` of the Python code the calling thread runs; `None` if it runs none.
+pub(crate) fn location() -> Option<String> {
+    let python = Interpreter::find()?;
+    // SAFETY: a thread that has a thread state may take the interpreter lock; it is given back at once.
+    unsafe {
+        if (python.is_initialized)() == 0 || (python.this_thread_state)().is_null() {
+            return None;
+        }
+        let state = (python.ensure)();
+        let place = python.place();
+        (python.release)(state);
+        place
+    }
+}

@@ -1,0 +1,368 @@
+//! The communicators of this process, behind opaque pointers.
+//!
+//! An `ncclComm_t` points into a fixed table, so any pointer can be checked by arithmetic alone: unknown memory is never
+//! read. All that the hot path and a watchdog thread need is atomic.
+
+use crate::Handle;
+use crate::abi::{Code, CommConfig};
+use crate::guard::Failure;
+use core::ffi::c_int;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Communicators a process can have at a time.
+const MAX_COMMS: usize = 32_768;
+/// In a live slot's first word.
+const MAGIC: u64 = 0x5052_4953_4d43_4d31;
+
+/// Calls return at once and errors are asked for.
+const NON_BLOCKING: u32 = 1;
+const REVOKED: u32 = 2;
+const FINALIZED: u32 = 4;
+/// Aborted, and the engine does not know yet.
+const ABORTED: u32 = 8;
+
+/// Value of the multiplier of a user-defined operator, with its type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PreMul {
+    /// NCCL's number of the data type.
+    pub(crate) dtype: c_int,
+    /// The multiplier in that type, or the device address where it will be.
+    pub(crate) scalar: Scalar,
+}
+
+/// Where a multiplier is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scalar {
+    /// Here, little endian in the low bytes.
+    Value(u64),
+    /// At this device address when the operation runs.
+    Device(usize),
+}
+
+/// What few communicators need.
+#[derive(Default)]
+struct Extras {
+    operators: Vec<Option<PreMul>>,
+    /// Handle to (address, bytes).
+    registrations: BTreeMap<usize, (usize, usize)>,
+    next_registration: usize,
+}
+
+/// One entry of the table. All zero when never used, so that the table costs no memory until then.
+#[repr(C, align(128))]
+struct Slot {
+    magic: AtomicU64,
+    id: AtomicU32,
+    nranks: AtomicI32,
+    rank: AtomicI32,
+    device: AtomicI32,
+    flags: AtomicU32,
+    async_error: AtomicI32,
+    extras: Mutex<Option<Box<Extras>>>,
+}
+
+static SLOTS: [Slot; MAX_COMMS] = [const {
+    Slot {
+        magic: AtomicU64::new(0),
+        id: AtomicU32::new(0),
+        nranks: AtomicI32::new(0),
+        rank: AtomicI32::new(0),
+        device: AtomicI32::new(0),
+        flags: AtomicU32::new(0),
+        async_error: AtomicI32::new(0),
+        extras: Mutex::new(None),
+    }
+}; MAX_COMMS];
+
+/// Slots handed out, and those given back (oldest first, so that a stale handle stays invalid for long).
+struct Free {
+    used: usize,
+    returned: VecDeque<usize>,
+    next_id: u32,
+}
+
+static FREE: Mutex<Free> = Mutex::new(Free { used: 0, returned: VecDeque::new(), next_id: 1 });
+/// Copy of `Free::used` for those who may not lock.
+static USED: AtomicU32 = AtomicU32::new(0);
+/// Is any slot [`ABORTED`]?
+static ANY_ABORTED: AtomicBool = AtomicBool::new(false);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing is left half-done under these locks, so a panic elsewhere does not spoil the data.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A live communicator.
+#[derive(Clone, Copy)]
+pub(crate) struct Comm(&'static Slot);
+
+/// The facts of a communicator to be made.
+pub(crate) struct NewComm {
+    pub(crate) nranks: i32,
+    pub(crate) rank: i32,
+    pub(crate) device: i32,
+    pub(crate) config: CommConfig,
+}
+
+/// Makes a communicator. `register` tells the engine, given the id; its failure leaves no trace, so ids stay dense.
+pub(crate) fn create(register: impl FnOnce(u32) -> Result<NewComm, Failure>) -> Result<Comm, Failure> {
+    let mut free = lock(&FREE);
+    let fresh = free.used < MAX_COMMS;
+    let Some(index) = (if fresh { Some(free.used) } else { free.returned.front().copied() }) else {
+        return Err(Failure::new(Code::SystemError, format!("more than {MAX_COMMS} communicators are alive")));
+    };
+    let id = free.next_id;
+    let new = register(id)?;
+    free.next_id += 1;
+    if fresh {
+        free.used += 1;
+        USED.store(free.used as u32, Ordering::Release);
+    } else {
+        free.returned.pop_front();
+    }
+    let slot = &SLOTS[index];
+    slot.id.store(id, Ordering::Relaxed);
+    slot.nranks.store(new.nranks, Ordering::Relaxed);
+    slot.rank.store(new.rank, Ordering::Relaxed);
+    slot.device.store(new.device, Ordering::Relaxed);
+    slot.flags.store(if new.config.blocking { 0 } else { NON_BLOCKING }, Ordering::Relaxed);
+    slot.async_error.store(0, Ordering::Relaxed);
+    *lock(&slot.extras) = None;
+    slot.magic.store(MAGIC, Ordering::Release);
+    Ok(Comm(slot))
+}
+
+/// The communicator behind a handle of the caller.
+#[inline]
+pub(crate) fn check(handle: Handle, function: &str) -> Result<Comm, Failure> {
+    let offset = handle.addr().wrapping_sub(SLOTS.as_ptr().addr());
+    match SLOTS.get(offset / size_of::<Slot>()) {
+        Some(slot) if offset.is_multiple_of(size_of::<Slot>()) && slot.magic.load(Ordering::Acquire) == MAGIC => {
+            Ok(Comm(slot))
+        }
+        _ if handle.is_null() => Err(Failure::null(function, "comm")),
+        _ => Err(Failure::new(Code::InvalidArgument, format!("{function} : {handle:p} is not a live communicator"))),
+    }
+}
+
+/// Forgets every communicator: in a forked child they belong to the parent. Async-signal-safe.
+pub(crate) fn forget_all() {
+    for slot in SLOTS.iter().take(USED.load(Ordering::Acquire) as usize) {
+        slot.magic.store(0, Ordering::Relaxed);
+        slot.flags.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Were communicators aborted since the last [`take_aborted`]?
+#[inline]
+pub(crate) fn any_aborted() -> bool {
+    ANY_ABORTED.load(Ordering::Relaxed)
+}
+
+/// Ids of the communicators aborted since the last call.
+#[cold]
+pub(crate) fn take_aborted() -> Vec<u32> {
+    ANY_ABORTED.store(false, Ordering::Relaxed);
+    let slots = SLOTS.iter().take(USED.load(Ordering::Acquire) as usize);
+    let aborted = slots.filter(|slot| slot.flags.fetch_and(!ABORTED, Ordering::AcqRel) & ABORTED != 0);
+    aborted.map(|slot| slot.id.load(Ordering::Relaxed)).collect()
+}
+
+impl Comm {
+    /// The opaque pointer for C.
+    pub(crate) fn handle(self) -> Handle {
+        core::ptr::from_ref(self.0).cast_mut().cast()
+    }
+
+    /// Has nobody destroyed or aborted it yet?
+    pub(crate) fn is_live(self) -> bool {
+        self.0.magic.load(Ordering::Acquire) == MAGIC
+    }
+
+    /// The id the engine knows.
+    pub(crate) fn id(self) -> u32 {
+        self.0.id.load(Ordering::Relaxed)
+    }
+
+    /// Number of members.
+    pub(crate) fn nranks(self) -> i32 {
+        self.0.nranks.load(Ordering::Relaxed)
+    }
+
+    /// Group rank of this process.
+    pub(crate) fn rank(self) -> i32 {
+        self.0.rank.load(Ordering::Relaxed)
+    }
+
+    /// Device the communicator was made on.
+    pub(crate) fn device(self) -> i32 {
+        self.0.device.load(Ordering::Relaxed)
+    }
+
+    fn has(self, flag: u32) -> bool {
+        self.0.flags.load(Ordering::Relaxed) & flag != 0
+    }
+
+    /// Sets `flag`; false if it was set before.
+    fn set(self, flag: u32) -> bool {
+        self.0.flags.fetch_or(flag, Ordering::AcqRel) & flag == 0
+    }
+
+    /// Its configuration, for children that inherit it.
+    pub(crate) fn config(self) -> CommConfig {
+        CommConfig { blocking: !self.has(NON_BLOCKING) }
+    }
+
+    /// Was it revoked?
+    pub(crate) fn is_revoked(self) -> bool {
+        self.has(REVOKED)
+    }
+
+    /// Revokes it; false if it was revoked or finalized before.
+    pub(crate) fn revoke(self) -> bool {
+        !self.has(FINALIZED) && self.set(REVOKED) && self.finalize()
+    }
+
+    /// Finalizes it; false the second time.
+    pub(crate) fn finalize(self) -> bool {
+        self.set(FINALIZED)
+    }
+
+    fn end(self) -> bool {
+        self.0.magic.compare_exchange(MAGIC, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Ends its life; false if another thread did so first.
+    pub(crate) fn close(self) -> bool {
+        let is_first = self.end();
+        if is_first {
+            let index = (self.handle().addr() - SLOTS.as_ptr().addr()) / size_of::<Slot>();
+            lock(&FREE).returned.push_back(index);
+        }
+        is_first
+    }
+
+    /// Ends its life without waiting for anybody; [`take_aborted`] will name it. Its slot is not used again.
+    pub(crate) fn abort(self) {
+        if self.end() {
+            self.set(ABORTED);
+            ANY_ABORTED.store(true, Ordering::Release);
+        }
+    }
+
+    /// The error a poll gets, without a lock.
+    pub(crate) fn async_error(self) -> Code {
+        Code::from_i32(self.0.async_error.load(Ordering::Acquire))
+    }
+
+    /// Keeps `code` for later polls, if that is how this communicator reports errors.
+    pub(crate) fn note_error(self, code: Code) {
+        if self.has(NON_BLOCKING) {
+            self.0.async_error.store(code as i32, Ordering::Release);
+        }
+    }
+
+    fn extras<T>(self, use_them: impl FnOnce(&mut Extras) -> T) -> T {
+        use_them(lock(&self.0.extras).get_or_insert_default())
+    }
+
+    /// Adds a user-defined operator and returns its number.
+    pub(crate) fn add_operator(self, operator: PreMul) -> Result<c_int, Failure> {
+        let index = self.extras(|extras| {
+            let operators = &mut extras.operators;
+            let index = operators.iter().position(Option::is_none).unwrap_or(operators.len());
+            if index == OPERATORS_PER_COMM as usize {
+                return None;
+            }
+            operators.resize(operators.len().max(index + 1), None);
+            operators[index] = Some(operator);
+            Some(index as c_int)
+        });
+        match index {
+            Some(index) => Ok(self.operator_base() + index),
+            None => Err(Failure::new(Code::SystemError, format!("more than {OPERATORS_PER_COMM} reduction operators"))),
+        }
+    }
+
+    /// The user-defined operator with this number, if it belongs to this communicator.
+    pub(crate) fn operator(self, number: c_int) -> Option<PreMul> {
+        let index = usize::try_from(number.checked_sub(self.operator_base())?).ok()?;
+        self.extras(|extras| extras.operators.get(index).copied().flatten())
+    }
+
+    /// Removes a user-defined operator; false if this communicator has no such operator.
+    pub(crate) fn remove_operator(self, number: c_int) -> bool {
+        let Some(index) = number.checked_sub(self.operator_base()).and_then(|index| usize::try_from(index).ok()) else {
+            return false;
+        };
+        self.extras(|extras| extras.operators.get_mut(index).and_then(Option::take).is_some())
+    }
+
+    /// Numbers of user-defined operators differ between communicators, so that a mix-up is found.
+    fn operator_base(self) -> c_int {
+        FIRST_USER_OPERATOR + (self.id() % 0x7_ffff) as c_int * OPERATORS_PER_COMM
+    }
+
+    /// Registers a buffer; the handle is what [`Self::deregister`] takes.
+    pub(crate) fn register(self, address: usize, bytes: usize) -> usize {
+        self.extras(|extras| {
+            extras.next_registration += 1;
+            extras.registrations.insert(extras.next_registration, (address, bytes));
+            extras.next_registration
+        })
+    }
+
+    /// Removes a registration; false if there is none.
+    pub(crate) fn deregister(self, handle: usize) -> bool {
+        self.extras(|extras| extras.registrations.remove(&handle).is_some())
+    }
+}
+
+/// The first number that is not one of NCCL's own operators.
+pub(crate) const FIRST_USER_OPERATOR: c_int = 5;
+const OPERATORS_PER_COMM: c_int = 4_096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn new(nranks: i32) -> Comm {
+        create(|_| Ok(NewComm { nranks, rank: 0, device: 0, config: CommConfig::DEFAULT })).unwrap()
+    }
+
+    #[test]
+    fn only_live_handles_are_accepted() {
+        let comm = new(4);
+        let address = comm.handle().addr();
+        assert_eq!(check(comm.handle(), "f").ok().map(Comm::nranks), Some(4));
+        for wrong in [0, 1, 8, address + 8, address - 1, address + MAX_COMMS * 128, usize::MAX] {
+            assert!(check(core::ptr::without_provenance_mut(wrong), "f").is_err(), "{wrong:#x}");
+        }
+        assert!(comm.close());
+        assert!(!comm.close());
+        assert!(check(comm.handle(), "f").is_err());
+    }
+
+    #[test]
+    fn operators_belong_to_one_communicator() {
+        let (one, two) = (new(2), new(2));
+        let operator = PreMul { dtype: 7, scalar: Scalar::Value(1) };
+        let number = one.add_operator(operator).unwrap();
+        assert!(number >= FIRST_USER_OPERATOR);
+        assert_eq!(one.operator(number), Some(operator));
+        assert_eq!(two.operator(number), None);
+        assert!(!two.remove_operator(number));
+        assert!(one.remove_operator(number));
+        assert_eq!(one.operator(number), None);
+        assert_eq!(one.add_operator(operator).unwrap(), number);
+    }
+
+    #[test]
+    fn a_failed_registration_leaves_no_id_behind() {
+        let before = new(1).id();
+        assert!(create(|_| Err(Failure::new(Code::InvalidUsage, "no"))).is_err());
+        assert!(new(1).id() > before);
+    }
+}

@@ -1,0 +1,93 @@
+//! What the run's summary must say about payloads: how many were mirrored, how many left alone, by collective.
+
+use crate::session::Session;
+use prism_wire::frame::Request;
+use prism_wire::message::CollectiveKind;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What happened to a payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// Mirrored (tier T1).
+    Mirrored,
+    /// Larger than the limit.
+    TooLarge,
+    /// Not memory the host may read.
+    Foreign,
+    /// Captured into a graph: the data moves when the graph runs, which we do not see.
+    Captured,
+}
+
+const FATES: [(Fate, &str); 4] = [
+    (Fate::Mirrored, "payload mirrored (tier T1, values are not real)"),
+    (Fate::TooLarge, "payload over 1 MiB left as it is"),
+    (Fate::Foreign, "payload outside device memory left as it is"),
+    (Fate::Captured, "payload captured into a graph left as it is"),
+];
+
+const KINDS: [(CollectiveKind, &str); 8] = [
+    (CollectiveKind::AllReduce, "AllReduce"),
+    (CollectiveKind::AllGather, "AllGather"),
+    (CollectiveKind::ReduceScatter, "ReduceScatter"),
+    (CollectiveKind::Broadcast, "Broadcast"),
+    (CollectiveKind::Reduce, "Reduce"),
+    (CollectiveKind::AllToAll, "AlltoAll"),
+    (CollectiveKind::Gather, "Gather"),
+    (CollectiveKind::Scatter, "Scatter"),
+];
+
+/// Counted and not yet reported.
+static PENDING: [[AtomicU64; KINDS.len()]; FATES.len()] =
+    [const { [const { AtomicU64::new(0) }; KINDS.len()] }; FATES.len()];
+/// Was a first one reported?
+static SEEN: [[AtomicU64; KINDS.len()]; FATES.len()] =
+    [const { [const { AtomicU64::new(0) }; KINDS.len()] }; FATES.len()];
+
+/// Counts one payload. The first of its sort is reported at once, so that a program that dies is covered; the others
+/// with [`flush`]. The counts of notes with one text add up to the total.
+#[inline]
+pub(crate) fn count(session: &Session, fate: Fate, kind: CollectiveKind) {
+    let (row, column) = (fate as usize, kind as usize);
+    PENDING[row][column].fetch_add(1, Ordering::Relaxed);
+    if SEEN[row][column].load(Ordering::Relaxed) == 0 && SEEN[row][column].swap(1, Ordering::Relaxed) == 0 {
+        report(session, row, column);
+    }
+}
+
+/// Reports what was counted since the last report.
+pub(crate) fn flush(session: &Session) {
+    for row in 0..FATES.len() {
+        for column in 0..KINDS.len() {
+            report(session, row, column);
+        }
+    }
+}
+
+#[cold]
+fn report(session: &Session, row: usize, column: usize) {
+    let count = PENDING[row][column].swap(0, Ordering::Relaxed);
+    if count == 0 {
+        return;
+    }
+    let text = format!("nccl{}: {}", KINDS[column].1, FATES[row].1);
+    // A dead engine is reported by the calls that need it; a remark is not worth an error.
+    let _ = session.control(&Request::Note { count, text });
+}
+
+/// Forgets the counts of the parent. Async-signal-safe.
+pub(crate) fn forget_all() {
+    for counter in PENDING.iter().flatten().chain(SEEN.iter().flatten()) {
+        counter.store(0, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{FATES, KINDS};
+
+    #[test]
+    fn tables_are_in_the_order_of_their_numbers() {
+        assert!(FATES.iter().enumerate().all(|(index, (fate, _))| *fate as usize == index));
+        assert!(KINDS.iter().enumerate().all(|(index, (kind, _))| *kind as usize == index));
+    }
+}

@@ -1,0 +1,372 @@
+//! What a call does, once its C arguments have been read.
+
+use crate::Handle;
+use crate::abi::{Code, CommConfig, RawUniqueId, SPLIT_NOCOLOR, data_type};
+use crate::comm::{self, Comm, FIRST_USER_OPERATOR, NewComm};
+use crate::group::{self, Pending, SelfMessage};
+use crate::guard::{Failure, Outcome, tell};
+use crate::notes::{self, Fate};
+use crate::session::{self, Session};
+use crate::values::{MAX_MIRRORED_BYTES, Payload};
+use crate::{config, guard};
+use core::ffi::{CStr, c_char, c_int};
+use prism_wire::control::{UNIQUE_ID_BYTES, UNIQUE_ID_LOCAL_MAGIC};
+use prism_wire::frame::{CommSplitAnswer, Request};
+use prism_wire::message::{CollectiveKind, CopyDirection, DataType, FLAG_CAPTURED, Record, RecordKind, ReduceOp};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// What is communicated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// All members together.
+    Collective(CollectiveKind),
+    /// A message to `root`.
+    Send,
+    /// A message from `root`.
+    Recv,
+}
+
+/// A communication call as the program made it. Messages carry their buffer in `recv` and their peer in `root`.
+#[derive(Clone, Copy)]
+pub(crate) struct Call {
+    pub(crate) what: What,
+    /// NCCL's name of the operation in its messages.
+    pub(crate) name: &'static str,
+    pub(crate) send: usize,
+    pub(crate) recv: usize,
+    pub(crate) count: usize,
+    pub(crate) dtype: c_int,
+    pub(crate) op: c_int,
+    pub(crate) root: c_int,
+    pub(crate) comm: Handle,
+    pub(crate) stream: Handle,
+}
+
+/// Runs a communication call: checked in NCCL's order, then sent or added to the open group.
+#[inline]
+pub(crate) fn enqueue(call: &Call) -> Outcome {
+    let comm = match comm::check(call.comm, call.name) {
+        Ok(comm) => comm,
+        Err(failure) => {
+            group::note_error(failure.code);
+            return Err(failure);
+        }
+    };
+    let result = enqueue_on(call, comm);
+    if let Err(failure) = &result {
+        group::note_error(failure.code);
+        comm.note_error(failure.code);
+    }
+    result
+}
+
+#[inline]
+fn enqueue_on(call: &Call, comm: Comm) -> Outcome {
+    ensure_ready(comm, call.name)?;
+    let (nranks, rank) = (comm.nranks(), comm.rank());
+    if call.root < 0 || call.root >= nranks {
+        return Err(invalid(call.name, "root", call.root));
+    }
+    let Some(dtype) = data_type(call.dtype) else { return Err(invalid(call.name, "type", call.dtype)) };
+    let scale = if (0..FIRST_USER_OPERATOR).contains(&call.op) {
+        None
+    } else {
+        Some(comm.operator(call.op).ok_or_else(|| invalid(call.name, "reduction operation", call.op))?)
+    };
+    let session = session::of_comm()?;
+    let kind = match call.what {
+        What::Collective(kind) => kind,
+        What::Send | What::Recv => return enqueue_message(session, call, comm, dtype),
+    };
+    if call.count == 0 {
+        return Ok(());
+    }
+    if scale.is_some_and(|scale| scale.dtype != call.dtype) {
+        return Err(invalid(call.name, "type for this user-defined reduction operation:", call.dtype));
+    }
+    let op = ReduceOp::from_u8(call.op.min(FIRST_USER_OPERATOR) as u8);
+    let mut payload = Payload {
+        kind,
+        dtype,
+        op,
+        scale,
+        send: call.send,
+        recv: call.recv,
+        count: call.count as u64,
+        nranks: nranks as u32,
+        rank: rank as u32,
+        is_root: rank == call.root,
+    };
+    if nranks == 1 {
+        return run_alone(session, call, &payload);
+    }
+    let record = Record {
+        kind: RecordKind::Collective as u16,
+        flags: flags(session, call.stream),
+        stream: session.stream_id(call.stream),
+        a: call.count as u64,
+        e: comm.id(),
+        f: kind as u32 | (dtype as u32) << 8 | (op as u32) << 16,
+        g: call.root as u32,
+        ..Record::default()
+    };
+    if kind == CollectiveKind::Broadcast && !payload.is_root {
+        // What the root sends is what this rank would send, if it was given such a buffer at all.
+        let bytes = payload.count.saturating_mul(dtype.size_bytes());
+        payload.is_root =
+            !session.is_host() && payload.send != payload.recv && session.is_accessible(payload.send, bytes);
+    }
+    let payload = if record.flags & FLAG_CAPTURED == 0 {
+        Some(payload)
+    } else {
+        notes::count(session, Fate::Captured, kind);
+        None
+    };
+    if group::is_open() {
+        group::push(Pending { comm, record, payload, to_self: None });
+        return Ok(());
+    }
+    session.append(&record)?;
+    if let Some(payload) = &payload {
+        fill(session, payload);
+    }
+    session.complete()
+}
+
+fn enqueue_message(session: &'static Session, call: &Call, comm: Comm, dtype: DataType) -> Outcome {
+    let is_send = call.what == What::Send;
+    let record = Record {
+        kind: if is_send { RecordKind::Send } else { RecordKind::Recv } as u16,
+        flags: flags(session, call.stream),
+        stream: session.stream_id(call.stream),
+        a: call.count as u64,
+        e: comm.id(),
+        f: (dtype as u32) << 8,
+        g: call.root as u32,
+        ..Record::default()
+    };
+    let bytes = (call.count as u64).saturating_mul(dtype.size_bytes());
+    let to_self = (call.root == comm.rank()).then_some(SelfMessage { is_send, address: call.recv, bytes });
+    if group::is_open() {
+        group::push(Pending { comm, record, payload: None, to_self });
+        return Ok(());
+    }
+    if to_self.is_some() {
+        return Err(group::lonely(is_send));
+    }
+    session.append(&record)?;
+    session.complete()
+}
+
+/// A collective of one rank is a copy on its stream, at once, even inside a group.
+fn run_alone(session: &Session, call: &Call, payload: &Payload) -> Outcome {
+    if payload.send == payload.recv && payload.op != ReduceOp::PreMulSum {
+        return Ok(());
+    }
+    let flags = flags(session, call.stream);
+    session.append(&Record {
+        kind: RecordKind::Memcpy as u16,
+        flags,
+        stream: session.stream_id(call.stream),
+        a: payload.extent().recv,
+        b: CopyDirection::DeviceToDevice as u64,
+        ..Record::default()
+    })?;
+    if flags & FLAG_CAPTURED == 0 {
+        fill(session, payload);
+    } else {
+        notes::count(session, Fate::Captured, payload.kind);
+    }
+    session.complete()
+}
+
+#[inline]
+fn flags(session: &Session, stream: Handle) -> u16 {
+    if session.is_capturing(stream) { FLAG_CAPTURED } else { 0 }
+}
+
+/// Fills the receive buffer if the payload is small and in memory that may be touched.
+#[inline]
+pub(crate) fn fill(session: &Session, payload: &Payload) {
+    let extent = payload.extent();
+    if extent.recv == 0 {
+        return;
+    }
+    if extent.recv.max(extent.send) > MAX_MIRRORED_BYTES {
+        return notes::count(session, Fate::TooLarge, payload.kind);
+    }
+    let multiplier = match payload.scale.map(|scale| scale.scalar) {
+        Some(comm::Scalar::Device(address)) => address,
+        _ => 0,
+    };
+    let is_accessible = session.is_accessible(payload.send, extent.send)
+        && session.is_accessible(payload.recv, extent.recv)
+        && (multiplier == 0 || session.is_accessible(multiplier, payload.dtype.size_bytes()));
+    if !is_accessible {
+        return notes::count(session, Fate::Foreign, payload.kind);
+    }
+    // SAFETY: the ranges were just found accessible.
+    unsafe { payload.mirror() };
+    notes::count(session, Fate::Mirrored, payload.kind);
+}
+
+#[cold]
+fn invalid(function: &str, what: &str, value: c_int) -> Failure {
+    Failure::new(Code::InvalidArgument, format!("{function} : invalid {what} {value}"))
+}
+
+/// May operations be issued on the communicator?
+#[inline]
+fn ensure_ready(comm: Comm, function: &'static str) -> Outcome {
+    if comm.is_revoked() {
+        return Err(Failure::new(Code::InvalidUsage, format!("{function} : the communicator was revoked")));
+    }
+    match async_error(comm) {
+        Code::Success => Ok(()),
+        code => Err(Failure::again(code)),
+    }
+}
+
+/// What `ncclCommGetAsyncError` answers. Takes no lock and waits for nobody.
+#[inline]
+pub(crate) fn async_error(comm: Comm) -> Code {
+    match comm.async_error() {
+        Code::Success if session::current().is_some_and(Session::is_dead) => Code::RemoteError,
+        code => code,
+    }
+}
+
+/// An id no other call makes, in this process or in another rank's.
+pub(crate) fn unique_id() -> RawUniqueId {
+    static COUNTER: AtomicU64 = AtomicU64::new(1);
+    let mut id = [0_u8; UNIQUE_ID_BYTES];
+    id[..8].copy_from_slice(UNIQUE_ID_LOCAL_MAGIC);
+    id[8..12].copy_from_slice(&std::process::id().to_le_bytes());
+    id[12..16].copy_from_slice(&config::rank().unwrap_or(u32::MAX).to_le_bytes());
+    id[16..24].copy_from_slice(&COUNTER.fetch_add(1, Ordering::Relaxed).to_le_bytes());
+    RawUniqueId(id)
+}
+
+/// A communicator from a unique id, on `device` or else on the thread's current one.
+pub(crate) fn init(
+    session: &Session,
+    id: &RawUniqueId,
+    nranks: i32,
+    rank: i32,
+    device: Option<i32>,
+    config: CommConfig,
+) -> Result<Comm, Failure> {
+    comm::create(|comm_id| {
+        let (nranks_sent, group_rank) = (nranks as u32, rank as u32);
+        session.control(&Request::CommInit { comm_id, nranks: nranks_sent, group_rank, unique_id: id.0 })?;
+        Ok(NewComm { nranks, rank, device: device.unwrap_or_else(|| session.current_device()), config })
+    })
+}
+
+/// A communicator of the members of `parent` with the same colour; none for [`SPLIT_NOCOLOR`].
+pub(crate) fn split(parent: Comm, color: i32, key: i32, config: CommConfig) -> Result<Option<Comm>, Failure> {
+    ensure_ready(parent, "ncclCommSplit")?;
+    let session = session::of_comm()?;
+    let group_name = current_group();
+    let request = |comm_id| {
+        let (parent, group_name) = (parent.id(), group_name.clone());
+        session.control(&Request::CommSplit { comm_id, parent, color, key, group_name })
+    };
+    if color == SPLIT_NOCOLOR {
+        // Takes part, but uses up no id.
+        return request(0).map(|_| None);
+    }
+    let comm = comm::create(|comm_id| {
+        let answer = request(comm_id)?;
+        let answer = CommSplitAnswer::decode(&answer).ok();
+        let sizes =
+            answer.and_then(|answer| Some((answer.nranks.try_into().ok()?, answer.group_rank.try_into().ok()?)));
+        match sizes {
+            Some((nranks, rank)) if (0..nranks).contains(&rank) => {
+                Ok(NewComm { nranks, rank, device: parent.device(), config })
+            }
+            _ => Err(Failure::new(Code::InternalError, "the engine's answer to ncclCommSplit makes no sense")),
+        }
+    });
+    comm.map(Some)
+}
+
+/// Name of the process group that the framework is just creating, as the hook told the device library; may be empty.
+fn current_group() -> String {
+    // SAFETY: looks up a name in the global scope.
+    let symbol = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"prism_current_group".as_ptr()) };
+    if symbol.is_null() {
+        return String::new();
+    }
+    // SAFETY: the name belongs to a function of this type.
+    let name_of: extern "C" fn() -> *const c_char = unsafe { core::mem::transmute(symbol) };
+    let name = name_of();
+    if name.is_null() {
+        return String::new();
+    }
+    // SAFETY: not null, so a C string.
+    unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+}
+
+/// Destroys a communicator, at the end of the open group if there is one.
+pub(crate) fn destroy(comm: Comm) -> Outcome {
+    if !group::is_open() {
+        return destroy_now(comm);
+    }
+    if group::push_destroyed(comm) { Ok(()) } else { Err(destroyed_before()) }
+}
+
+#[cold]
+fn destroyed_before() -> Failure {
+    Failure::new(Code::InvalidArgument, "ncclCommDestroy : the communicator is already destroyed")
+}
+
+/// The end of a communicator. From here on its handle is invalid.
+pub(crate) fn destroy_now(comm: Comm) -> Outcome {
+    let id = comm.id();
+    if !comm.close() {
+        return Err(destroyed_before());
+    }
+    // With the engine gone there is nobody to tell, and the program has heard of it.
+    let Some(session) = session::current().filter(|session| !session.is_dead()) else { return Ok(()) };
+    notes::flush(session);
+    session.append(&Record { kind: RecordKind::CommDestroy as u16, e: id, ..Record::default() })
+}
+
+/// Refuses a function that is not supported, by name.
+#[cold]
+pub(crate) fn refuse(function: &'static str) -> Outcome {
+    refuse_part(function, "")
+}
+
+/// Refuses a use of a function, by name.
+#[cold]
+pub(crate) fn refuse_part(function: &'static str, part: &str) -> Outcome {
+    static TOLD: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let what = if part.is_empty() { function.to_owned() } else { format!("{function} {part}") };
+    let text = format!("{what} is not supported by the NCCL stand-in");
+    if TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(function) {
+        tell(&text);
+    }
+    if let Some(session) = session::current().filter(|session| !session.is_dead()) {
+        // Only counted for the summary; the caller gets the error either way.
+        let _ = session.control(&Request::Unsupported { name: what });
+    }
+    Err(Failure::new(Code::InvalidUsage, text))
+}
+
+/// The same for functions whose first argument is a communicator.
+pub(crate) fn refuse_on_comm(function: &'static str, comm: Handle) -> Outcome {
+    comm::check(comm, function)?;
+    refuse(function)
+}
+
+/// Refuses a function that cannot return an error: the text and the line are all it gets.
+#[cold]
+pub(crate) fn refuse_silently(function: &'static str) {
+    if let Err(failure) = refuse(function) {
+        guard::set_last_error(&failure.text);
+    }
+}

@@ -1,0 +1,315 @@
+//! The process's session with the engine, wherever it lives.
+//!
+//! On the emulated device `libprism_cuda.so` owns it and offers a table of functions; on the host device this library
+//! connects by itself. It is looked for when a call first needs it, never at load time: the library is preloaded into
+//! every child process, most of which never use NCCL.
+
+use crate::abi::Code;
+use crate::comm;
+use crate::config::{self, Device};
+use crate::guard::{Failure, Outcome};
+use crate::host::Host;
+use core::ffi::{CStr, c_void};
+use prism_wire::device::{SESSION_SYMBOL, SessionTable};
+use prism_wire::frame::Request;
+use prism_wire::message::{Record, RecordKind};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::{Mutex, Once};
+
+/// Time one call takes on the host when the configuration does not say (`host.nccl_ns`).
+const DEFAULT_CALL_NS: i64 = 2_000;
+const CALL_NS_KEY: &CStr = c"host.nccl_ns";
+
+/// Who owns the connection.
+enum Link {
+    /// `libprism_cuda.so`; the device is emulated.
+    Table(&'static SessionTable),
+    /// We do; the device is the host.
+    Host(Host),
+}
+
+/// A connection to the engine.
+pub(crate) struct Session {
+    link: Link,
+    call_ns: i64,
+    is_dead: AtomicBool,
+}
+
+/// The session of this process once one was found. Never freed: communicators and a watchdog may still look at it.
+static CURRENT: AtomicPtr<Session> = AtomicPtr::new(core::ptr::null_mut());
+static OPENING: Mutex<()> = Mutex::new(());
+
+/// The session, if a call has opened one.
+#[inline]
+pub(crate) fn current() -> Option<&'static Session> {
+    // SAFETY: only ever set to a leaked box.
+    unsafe { CURRENT.load(Ordering::Acquire).as_ref() }
+}
+
+/// The session a live communicator was made in.
+#[inline]
+pub(crate) fn of_comm() -> Result<&'static Session, Failure> {
+    current().ok_or_else(|| Failure::new(Code::InternalError, "the communicator has outlived its session"))
+}
+
+/// The session, opened if need be. Without one the answer is NCCL's on a machine without a GPU.
+pub(crate) fn open() -> Result<&'static Session, Failure> {
+    if let Some(session) = current() {
+        return Ok(session);
+    }
+    let _opening = OPENING.lock();
+    if let Some(session) = current() {
+        return Ok(session);
+    }
+    let session: &'static Session = Box::leak(Box::new(Session::find()?));
+    watch_process();
+    CURRENT.store(core::ptr::from_ref(session).cast_mut(), Ordering::Release);
+    Ok(session)
+}
+
+/// Registers what must happen on fork and at exit, once.
+fn watch_process() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: both handlers are plain functions of this library, which is never unloaded (it exports NCCL).
+        unsafe {
+            libc::pthread_atfork(None, None, Some(after_fork_in_child));
+            libc::atexit(at_exit);
+        }
+    });
+}
+
+/// A child has neither the session nor the communicators of its parent; it may open its own. Only atomics: other threads
+/// may have held any lock.
+extern "C" fn after_fork_in_child() {
+    CURRENT.store(core::ptr::null_mut(), Ordering::Release);
+    comm::forget_all();
+    crate::notes::forget_all();
+}
+
+extern "C" fn at_exit() {
+    if let Some(session) = current().filter(|session| !session.is_dead()) {
+        crate::guard::call(|| {
+            crate::notes::flush(session);
+            session.send_aborted()
+        });
+    }
+}
+
+impl Session {
+    fn find() -> Result<Self, Failure> {
+        let path = config::session_path();
+        let device = config::device()
+            .map_err(|name| Failure::new(Code::UnhandledCudaError, format!("PRISM_DEVICE={name} is not a device")))?;
+        // Before the table: a preloaded device library would connect as an emulated device when asked for it.
+        if let (Device::Host, Some(path)) = (device, &path) {
+            let host = Host::connect(path)?;
+            let call_ns = call_ns(host.config("host.nccl_ns"))?;
+            return Ok(Self::new(Link::Host(host), call_ns));
+        }
+        if let Some(table) = exported_table()? {
+            // SAFETY: a function of the table; the key is a C string.
+            let text = unsafe { (table.config)(CALL_NS_KEY.as_ptr()) };
+            // SAFETY: null or a C string that lives for ever, says the contract.
+            let text = (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy());
+            return Ok(Self::new(Link::Table(table), call_ns(text.as_deref())?));
+        }
+        Err(Failure::new(
+            Code::UnhandledCudaError,
+            match (path, device) {
+                (None, _) => "no CUDA-capable device and no prism session",
+                (_, Device::Real) => "PRISM_DEVICE=real is not supported by the NCCL stand-in",
+                _ => "PRISM_SESSION is set, but the device library (libprism_cuda.so) is not loaded or has no session",
+            },
+        ))
+    }
+
+    fn new(link: Link, call_ns: i64) -> Self {
+        Self { link, call_ns, is_dead: AtomicBool::new(false) }
+    }
+
+    /// Did a call find the engine gone?
+    pub(crate) fn is_dead(&self) -> bool {
+        self.is_dead.load(Ordering::Acquire)
+    }
+
+    /// Are the buffers given to NCCL plain host memory?
+    pub(crate) fn is_host(&self) -> bool {
+        matches!(self.link, Link::Host(_))
+    }
+
+    #[cold]
+    fn died(&self) -> Failure {
+        self.is_dead.store(true, Ordering::Release);
+        Failure::new(Code::RemoteError, "the prism engine is gone")
+    }
+
+    /// Appends a record for a call of the program.
+    #[inline]
+    pub(crate) fn append(&self, record: &Record) -> Outcome {
+        if comm::any_aborted() {
+            self.send_aborted()?;
+        }
+        self.push(record, self.call_ns)
+    }
+
+    /// Tells the engine of aborted communicators; that costs the program no time.
+    #[cold]
+    fn send_aborted(&self) -> Outcome {
+        comm::take_aborted().into_iter().try_for_each(|id| {
+            let record = Record { kind: RecordKind::CommDestroy as u16, e: id, ..Record::default() };
+            self.push(&record, 0)
+        })
+    }
+
+    #[inline]
+    fn push(&self, record: &Record, cost_ns: i64) -> Outcome {
+        let is_sent = match &self.link {
+            // SAFETY: a function of the table, with a valid record.
+            Link::Table(table) => unsafe { (table.append)(record, cost_ns) == 0 },
+            Link::Host(host) => host.append(record, cost_ns),
+        };
+        if is_sent { Ok(()) } else { Err(self.died()) }
+    }
+
+    /// On the host device calls return when they are done: waits until the stream is drained.
+    #[inline]
+    pub(crate) fn complete(&self) -> Outcome {
+        match &self.link {
+            Link::Table(_) => Ok(()),
+            Link::Host(host) => match host.drain() {
+                Ok(()) => Ok(()),
+                Err(Code::RemoteError) => Err(self.died()),
+                Err(code) => Err(Failure::new(code, "the prism session failed; the launcher's log says why")),
+            },
+        }
+    }
+
+    /// Sends a control request and returns the answer. A refusal is the caller's invalid usage, in the engine's words.
+    pub(crate) fn control(&self, request: &Request) -> Result<Vec<u8>, Failure> {
+        let (kind, payload) = request.encode();
+        let table = match &self.link {
+            Link::Host(host) => {
+                return match host.control(kind, &payload) {
+                    Ok(answer) => Ok(answer),
+                    Err(Some(text)) => Err(Failure::new(Code::InvalidUsage, text)),
+                    Err(None) => Err(self.died()),
+                };
+            }
+            Link::Table(table) => table,
+        };
+        // Answers are numbers or one sentence.
+        let mut answer = vec![0_u8; 4_096];
+        // SAFETY: a function of the table; both ranges are valid for their lengths.
+        let length =
+            unsafe { (table.control)(kind as u32, payload.as_ptr(), payload.len(), answer.as_mut_ptr(), answer.len()) };
+        match length {
+            0.. => {
+                answer.truncate(length as usize);
+                Ok(answer)
+            }
+            -2 => {
+                let end = answer.iter().position(|byte| *byte == 0).unwrap_or(answer.len());
+                Err(Failure::new(Code::InvalidUsage, String::from_utf8_lossy(&answer[..end]).into_owned()))
+            }
+            -3 => Err(Failure::new(Code::InternalError, "the engine's answer is too long")),
+            _ => Err(self.died()),
+        }
+    }
+
+    /// Dense id of the caller's stream.
+    #[inline]
+    pub(crate) fn stream_id(&self, stream: *const c_void) -> u32 {
+        match &self.link {
+            // SAFETY: a function of the table.
+            Link::Table(table) => unsafe { (table.stream_id)(stream) },
+            Link::Host(_) => 0,
+        }
+    }
+
+    /// Is the stream being captured into a graph?
+    #[inline]
+    pub(crate) fn is_capturing(&self, stream: *const c_void) -> bool {
+        match &self.link {
+            // SAFETY: a function of the table.
+            Link::Table(table) => unsafe { (table.is_capturing)(stream) != 0 },
+            Link::Host(_) => false,
+        }
+    }
+
+    /// The calling thread's current device.
+    pub(crate) fn current_device(&self) -> i32 {
+        match &self.link {
+            // SAFETY: a function of the table.
+            Link::Table(table) => unsafe { (table.current_device)() },
+            Link::Host(_) => 0,
+        }
+    }
+
+    /// May `bytes` at `address` be read and written here? On the host device the caller's word has to do.
+    #[inline]
+    pub(crate) fn is_accessible(&self, address: usize, bytes: u64) -> bool {
+        if bytes == 0 {
+            return true;
+        }
+        match &self.link {
+            Link::Table(table) => {
+                let pointer = core::ptr::without_provenance(address);
+                // SAFETY: a function of the table; the pointer is only looked up.
+                unsafe { (table.is_device_memory)(pointer, bytes as usize) != 0 }
+            }
+            Link::Host(_) => address != 0,
+        }
+    }
+
+    /// Allocates device memory; null when there is no room.
+    pub(crate) fn alloc(&self, bytes: usize) -> *mut c_void {
+        match &self.link {
+            // SAFETY: a function of the table.
+            Link::Table(table) => unsafe { (table.device_alloc)(bytes) },
+            Link::Host(host) => host.alloc(bytes),
+        }
+    }
+
+    /// Frees memory of [`Self::alloc`]; false if it is not that.
+    pub(crate) fn free(&self, pointer: *mut c_void) -> bool {
+        match &self.link {
+            // SAFETY: a function of the table.
+            Link::Table(table) => unsafe { (table.device_free)(pointer) == 0 },
+            Link::Host(host) => host.free(pointer),
+        }
+    }
+}
+
+/// The table offered by another library of this process, if it has a session.
+fn exported_table() -> Result<Option<&'static SessionTable>, Failure> {
+    // SAFETY: looks up a name in the global scope.
+    let symbol = unsafe { libc::dlsym(libc::RTLD_DEFAULT, SESSION_SYMBOL.as_ptr()) };
+    if symbol.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the name belongs to a function of this type (prism_wire::device).
+    let table_of: extern "C" fn() -> *const SessionTable = unsafe { core::mem::transmute(symbol) };
+    // SAFETY: null or a table that lives for ever.
+    let Some(table) = (unsafe { table_of().as_ref() }) else { return Ok(None) };
+    if table.size < size_of::<SessionTable>() {
+        return Err(Failure::new(
+            Code::InternalError,
+            format!(
+                "the device library's session table has {} bytes, {} are needed",
+                table.size,
+                size_of::<SessionTable>()
+            ),
+        ));
+    }
+    Ok(Some(table))
+}
+
+fn call_ns(text: Option<&str>) -> Result<i64, Failure> {
+    let Some(text) = text else { return Ok(DEFAULT_CALL_NS) };
+    text.trim()
+        .parse()
+        .ok()
+        .filter(|ns| *ns >= 0)
+        .ok_or_else(|| Failure::new(Code::InternalError, format!("host.nccl_ns = {text} is not a time in ns")))
+}

@@ -1,0 +1,136 @@
+"""The NCCL stand-in as the loader and a client without a GPU see it."""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import nccl_support
+import pytest
+
+# Exported by NCCL without a twin whose name begins with p.
+NO_TWIN = "ncclResetDebugInitInternal"
+
+
+def test_soname_is_nccls() -> None:
+    dynamic = subprocess.run(["readelf", "-d", str(nccl_support.shim())], check=True, capture_output=True, text=True)
+    assert "Library soname: [libnccl.so.2]" in dynamic.stdout
+
+
+def test_exports_nothing_but_nccl_names_each_with_its_twin() -> None:
+    exported = nccl_support.symbols(nccl_support.shim(), defined=True)
+    plain = {name for name in exported if name.startswith("nccl")}
+    assert len(plain) == 97
+    assert exported == plain | {f"p{name}" for name in plain - {NO_TWIN}}
+
+
+def test_exports_every_function_of_nccl() -> None:
+    functions = json.loads(nccl_support.shared("api_matrix.json").read_text())
+    plain = {name for name in nccl_support.symbols(nccl_support.shim(), defined=True) if name.startswith("nccl")}
+    assert plain == set(functions)
+
+
+@pytest.mark.torch
+def test_exports_every_function_torch_needs() -> None:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        pytest.skip("torch is not installed")
+    libraries = sorted((Path(spec.origin).parent / "lib").glob("libtorch_*.so"))
+    needed: set[str] = set()
+    for library in libraries:
+        needed |= {name for name in nccl_support.symbols(library, defined=False) if name.startswith("nccl")}
+    if not needed:
+        pytest.skip("this torch was built without NCCL")
+    assert needed <= nccl_support.symbols(nccl_support.shim(), defined=True)
+    # torch 2.14 needs 52; far fewer would mean that the wrong libraries were read.
+    assert len(needed) >= 40
+
+
+@pytest.mark.parametrize("version", ["2.27.7", "2.30.7", "2.32.3"])
+def test_answers_like_nccl_without_a_gpu(version: str, tmp_path: Path) -> None:
+    script, expected = nccl_support.shared("edge.py"), nccl_support.shared(f"edge_cu12-{version}.json")
+    run = subprocess.run(
+        [sys.executable, str(script), str(nccl_support.shim())],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=nccl_support.environment(PRISM_NCCL_VERSION=version),
+    )
+    answers, wanted = json.loads(run.stdout), json.loads(expected.read_text())
+    # How many bytes of a unique id are not zero depends on the address of the machine that NCCL ran on.
+    code, nonzero_bytes = ast.literal_eval(answers.pop("uid"))
+    assert code == ast.literal_eval(wanted.pop("uid"))[0]
+    assert nonzero_bytes > 8
+    assert answers == wanted
+
+
+def version_in(**changes: str) -> tuple[int, str]:
+    """Version code and standard error of a fresh process."""
+    program = (
+        "import ctypes, sys; number = ctypes.c_int(); "
+        "assert ctypes.CDLL(sys.argv[1]).ncclGetVersion(ctypes.byref(number)) == 0; print(number.value)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(nccl_support.shim())],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=nccl_support.environment(**changes),
+    )
+    return int(run.stdout), run.stderr
+
+
+def test_version_is_the_clients_and_can_be_overridden() -> None:
+    assert version_in() == (23007, "")
+    assert version_in(PRISM_NCCL_VERSION="22707") == (22707, "")
+    code, stderr = version_in(PRISM_NCCL_VERSION="newest")
+    assert code == 23007
+    assert "PRISM_NCCL_VERSION=newest" in stderr
+
+
+def test_a_session_without_its_device_library_is_an_error_that_says_so() -> None:
+    program = """
+import ctypes, sys
+nccl = ctypes.CDLL(sys.argv[1])
+nccl.ncclGetLastError.restype = ctypes.c_char_p
+comm = ctypes.c_void_p(1)
+code = nccl.ncclCommInitAll(ctypes.byref(comm), 1, None)
+print(code, nccl.ncclGetLastError(None).decode())
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(nccl_support.shim())],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=nccl_support.environment(PRISM_SESSION="nowhere"),
+    )
+    assert run.stdout.startswith("1 ")
+    assert "libprism_cuda.so" in run.stdout
+
+
+def test_loading_starts_nothing() -> None:
+    """The library is preloaded into compilers and data loaders too: no thread, no file, no output."""
+    program = """
+import ctypes, os, sys
+before = len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+ctypes.CDLL(sys.argv[1])
+after = len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+print(before == after)
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(nccl_support.shim())],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=nccl_support.environment(PRISM_SESSION="nowhere"),
+    )
+    assert (run.stdout, run.stderr) == ("True\n", "")
+
+
+def test_is_loadable_by_this_interpreter() -> None:
+    assert ctypes.CDLL(str(nccl_support.shim())).ncclGroupStart is not None

@@ -1,0 +1,114 @@
+"""A stand-in for the engine: sessions that learn of a program from the files it leaves beside the session's socket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+#: A training program that "connects" and ends well.
+CONNECT = 'touch "$(dirname "$PRISM_SESSION")/connected-$RANK"'
+
+
+@dataclass
+class FakeRecording:
+    rank: int
+    program: object
+    info: dict[str, Any]
+    num_ops: int = 7
+
+    def digest(self) -> str:
+        return str(self.program)
+
+    def difference(self, other: FakeRecording) -> str | None:
+        return None if self.program == other.program else "op 3 differs"
+
+    def info_json(self) -> str:
+        return json.dumps(self.info)
+
+
+@dataclass
+class FakeGraph:
+    world_size: int
+    assignment: list[int] = field(default_factory=list)
+    meta: dict[str, str] = field(default_factory=dict)
+    num_ops: int = 70
+    graph_bytes: int = 700
+
+    def save(self, path: str) -> int:
+        Path(path).write_text(json.dumps(self.assignment))
+        return self.graph_bytes
+
+
+class FakeSession:
+    """Options: `program_of` gives a rank's program, `failure` the engine's verdict once a rank has connected."""
+
+    program_of: Callable[[int], object] = staticmethod(lambda rank: "ddp")
+    comms: ClassVar[list[dict[str, Any]]] = [{"kind": "group", "ordinal": 0, "size": 8, "group_rank": 0}]
+    failure: str | None = None
+    made: ClassVar[list[FakeSession]] = []
+
+    def __init__(self, options_json: str, graph: FakeGraph | None = None) -> None:
+        self.options = json.loads(options_json)
+        self.graph = graph
+        self.exited: dict[int, int] = {}
+        self.seen: set[int] = set()
+        FakeSession.made.append(self)
+
+    def listen(self, directory: str) -> str:
+        self.directory = Path(directory)
+        return str(self.directory / "socket")
+
+    def store_set(self, key: bytes, value: bytes) -> bytes:
+        return value
+
+    def absent_value(self, key: bytes) -> bytes | None:
+        return None
+
+    def process_exited(self, rank: int, returncode: int) -> None:
+        self.exited[rank] = returncode
+
+    def _connected(self, rank: int) -> bool:
+        if self.directory.exists() and (self.directory / f"connected-{rank}").exists():
+            self.seen.add(rank)
+        return rank in self.seen
+
+    def status_json(self) -> str:
+        ranks = {
+            str(rank): {
+                "connected": self._connected(rank),
+                "finished": rank in self.exited,
+                "records": 3,
+                "iterations": 1,
+                "last_op": "all_reduce of 4 bf16" if self._connected(rank) else None,
+            }
+            for rank in self.options["live"]
+        }
+        failed = self.failure if any(state["connected"] for state in ranks.values()) else None
+        return json.dumps({"failed": failed, "ranks": ranks})
+
+    def recording(self, rank: int) -> FakeRecording:
+        info = {
+            "comms": self.comms, "groups": [], "p2p_ordinals": [], "unsupported": {"cudaFoo": 2}, "iterations": 2,
+            "peak_allocated_bytes": 5, "peak_reserved_bytes": 6, "notes": {},
+        }  # fmt: skip
+        return FakeRecording(rank, type(self).program_of(rank), info)
+
+    def finish(self) -> str:
+        def summary(rank: int) -> dict[str, Any]:
+            return {
+                "rank": rank, "iteration_time_ns": [2_000_000, 1_000_000], "peak_allocated_bytes": 1 << 20,
+                "peak_reserved_bytes": 1 << 21, "peak_device_bytes": 1 << 22, "nccl_buffer_bytes": 0, "iterations": 2,
+                "device_time": None, "communicators": [{"size": 8, "members": [0, 1], "calls": 3, "bytes": 4096}],
+                "unsupported": {}, "notes": {}, "last_op": None, "exit_code": self.exited.get(rank),
+            }  # fmt: skip
+
+        document = {
+            "world_size": self.options["world_size"], "iteration_time_ns": [2_000_000, 1_000_000],
+            "ranks": [summary(rank) for rank in self.options["live"]], "ops": 70, "ops_evaluated": 70,
+            "ranks_materialised": 4, "failed": self.failure,
+            "device_time": {"by_provenance": {"modelled": 3, "default": 1}, "by_class": {}, "communication": 5},
+        }  # fmt: skip
+        return json.dumps(document)
