@@ -10,8 +10,9 @@ import resource
 import shlex
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from prism_core.command import ProgramCommand, check_world_size, parse_command
 from prism_core.config import CollectConfig, Device, parse_device, parse_ranks
 from prism_core.environment import Placement
 from prism_core.errors import ConfigError, SessionError
-from prism_core.launch import RankGroup, await_engine, failure_of
+from prism_core.launch import RankGroup, Seat, await_engine, failure_of
 from prism_core.roles import Distinction, Positions, RoleFinder, Roles, distinctions
 from prism_core.store import RendezvousServer
 
@@ -73,6 +74,37 @@ def _check_output(output: Path) -> None:
         raise ConfigError(f"the folder of {output} does not exist")
 
 
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Session and store of one rank."""
+
+    session: _native.Session
+    store: RendezvousServer
+    seat: Seat
+
+
+@contextmanager
+def _open_room(rank: int, world_size: int, device: Device, published: dict[bytes, bytes]) -> Iterator[_Room]:
+    options = {"mode": "collect", "world_size": world_size, "live": [rank], "profile": device.profile}
+    session = _native.Session(json.dumps(options))
+    with (
+        tempfile.TemporaryDirectory(prefix="prism-") as folder,
+        RendezvousServer(session, world_size, num_live=1, published=published) as store,
+    ):
+        placement = Placement(
+            world_size=world_size,
+            gpus_per_node=device.gpus_per_node,
+            device=device.kind,
+            socket=session.listen(folder),
+            store_host=store.host,
+            store_port=store.port,
+        )
+        try:
+            yield _Room(session, store, Seat(session, placement))
+        finally:
+            session.finish()
+
+
 class _Collector:
     """One collection under way."""
 
@@ -114,45 +146,33 @@ class _Collector:
         return distinctions(positions, recording.rank, info["p2p_ordinals"], self._gpus_per_node)
 
     def run(self, ranks: Sequence[int]) -> list[Any]:
-        """Runs ranks in a session of their own; their recordings, in the same order."""
+        """Runs ranks, each against absent peers in a session of its own; their recordings, in the same order."""
         logger.info("running %s of %d ranks", _enumerate(ranks), self._config.world_size)
-        session = _native.Session(self._session_options(ranks))
-        world_size = self._config.world_size
-        with (
-            tempfile.TemporaryDirectory(prefix="prism-") as folder,
-            RendezvousServer(session, world_size, num_live=1, published=self._published) as store,
-        ):
-            placement = Placement(
-                world_size=world_size,
-                gpus_per_node=self._gpus_per_node,
-                device=self._device.kind,
-                socket=session.listen(folder),
-                store_host=store.host,
-                store_port=store.port,
-            )
+        with ExitStack() as stack:
+            rooms: dict[int, _Room] = {}
+
+            def seat_of(rank: int) -> Seat:
+                rooms[rank] = stack.enter_context(
+                    _open_room(rank, self._config.world_size, self._device, self._published)
+                )
+                return rooms[rank].seat
+
             jobs = self._config.jobs or os.cpu_count() or 1
-            group = RankGroup(session, self._program.argv, placement, self._logs, jobs=jobs, echo=self._config.echo)
+            group = RankGroup(seat_of, self._program.argv, self._logs, jobs=jobs, echo=self._config.echo)
             result = group.run(ranks)
-            await_engine(session, ranks)
-            failure = failure_of(result, session, self._logs)
-            recordings = [] if failure else [session.recording(rank) for rank in ranks]
-            self._published = dict(store.state.published)
-            self._store_notes.update({(note["rule"], note["key"]): note for note in store.notes()})
-            session.finish()
-        if failure is not None:
-            raise failure
+            if result.failed_rank is not None:
+                rooms = {result.failed_rank: rooms[result.failed_rank]}
+            for rank, room in sorted(rooms.items()):
+                await_engine(room.session, [rank])
+                failure = failure_of(result, room.session, self._logs)
+                if failure is not None:
+                    raise failure
+            for room in rooms.values():
+                self._store_notes.update({(note["rule"], note["key"]): note for note in room.store.notes()})
+            recordings = [rooms[rank].session.recording(rank) for rank in ranks]
         for recording in recordings:
             self._look_at(recording)
         return recordings
-
-    def _session_options(self, ranks: Sequence[int]) -> str:
-        options = {
-            "mode": "collect",
-            "world_size": self._config.world_size,
-            "live": list(ranks),
-            "profile": self._device.profile,
-        }
-        return json.dumps(options)
 
     def _look_at(self, recording: Any) -> None:
         """Refuses a recording that ties its rank to nobody, and keeps what the user should know of it."""

@@ -25,7 +25,7 @@ from prism_core.config import (
 )
 from prism_core.environment import Placement
 from prism_core.errors import ConfigError, error_entry
-from prism_core.launch import GroupResult, RankGroup, await_engine, failure_of
+from prism_core.launch import GroupResult, RankGroup, Seat, await_engine, failure_of
 from prism_core.replay import open_graph
 from prism_core.report import write_run
 from prism_core.store import RendezvousServer
@@ -68,7 +68,8 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
             store_host=store.host,
             store_port=store.port,
         )
-        result = RankGroup(session, program.argv, placement, logs, echo=config.echo).run(sandbox)
+        seat = Seat(session, placement)
+        result = RankGroup(lambda rank: seat, program.argv, logs, echo=config.echo).run(sandbox)
         await_engine(session, sandbox)
         failure = failure_of(result, session, logs)
         notes = store.notes()

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -159,13 +159,20 @@ def _copy_output(pipe: IO[bytes], log: Path, prefix: str | None) -> None:
                 sys.stderr.write(prefix + line.decode(errors="replace"))
 
 
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a rank runs: the engine's side of it, and its place in the job."""
+
+    session: SessionLike
+    placement: Placement
+
+
 class RankGroup:
     """Runs one command as several ranks.
 
     Args:
-        session: The engine's side.
+        seat_of: Gives a rank its session and place, when it is started.
         argv: Program and arguments, the same for all ranks.
-        placement: World size, node, session and store.
         logs: Folder for the ranks' output.
         jobs: How many processes may run at a time; 0 = all of them.
         echo: Also copy the output to stderr, each line with its rank.
@@ -173,17 +180,16 @@ class RankGroup:
 
     def __init__(
         self,
-        session: SessionLike,
+        seat_of: Callable[[int], Seat],
         argv: Sequence[str],
-        placement: Placement,
         logs: Path,
         *,
         jobs: int = 0,
         echo: bool = False,
     ) -> None:
-        self._session = session
+        self._seat_of = seat_of
+        self._seats: dict[int, Seat] = {}
         self._argv = list(argv)
-        self._placement = placement
         self._logs = logs
         self._jobs = jobs
         self._echo = echo
@@ -213,14 +219,15 @@ class RankGroup:
                 self._start(waiting.popleft())
             self._reap(result)
             if result.failed_rank is None and time.monotonic() >= next_status:
-                result.session_failure = session_status(self._session)[0]
+                result.session_failure = self._verdict()
                 next_status = time.monotonic() + STATUS_EVERY_S
             if result.failed_rank is not None or result.session_failure is not None:
                 return
             time.sleep(POLL_S)
 
     def _start(self, rank: int) -> None:
-        environment = rank_environment(rank, self._placement, self._shims, os.environ)
+        self._seats[rank] = seat = self._seat_of(rank)
+        environment = rank_environment(rank, seat.placement, self._shims, os.environ)
         try:
             process = _RankProcess(rank, self._argv, environment, log_path(self._logs, rank), echo=self._echo)
         except OSError as error:
@@ -238,10 +245,20 @@ class RankGroup:
             result.returncodes[rank] = code
             result.wall_ns[rank] = time.monotonic_ns() - process.start_ns
             if code != 0 and result.session_failure is None:
-                result.session_failure = session_status(self._session)[0]  # the engine stopped it, if it has a reason
-            self._session.process_exited(rank, code)
+                result.session_failure = session_status(self._seats[rank].session)[
+                    0
+                ]  # the engine stopped it, if it has a reason
+            self._seats[rank].session.process_exited(rank, code)
             if code != 0 and result.failed_rank is None:
                 result.failed_rank = rank
+
+    def _verdict(self) -> str | None:
+        """Why the engine stopped one of the running ranks, if it did."""
+        for rank in self._running:
+            failed = session_status(self._seats[rank].session)[0]
+            if failed is not None:
+                return failed
+        return None
 
     def _await_others(self, result: GroupResult) -> None:
         """Lets the other ranks report the failure in their own words."""
@@ -281,15 +298,15 @@ def await_engine(session: SessionLike, ranks: Iterable[int]) -> None:
 
 def failure_of(result: GroupResult, session: SessionLike, logs: Path) -> PrismError | None:
     """Why the run is not complete, or `None`: a dead rank, the engine's verdict, or a rank that never connected."""
-    failed, status = session_status(session)
     if result.session_failure is not None:
         return session_error(result.session_failure)
+    failed, status = session_status(session)
     if result.failed_rank is not None:
         return _rank_failure(result.failed_rank, result.returncodes[result.failed_rank], status, logs)
     if failed is not None:
         return session_error(failed)
-    for rank in sorted(result.returncodes):
-        if not status.get(rank, RankStatus()).connected:
+    for rank in sorted(status):
+        if rank in result.returncodes and not status[rank].connected:
             return SessionError(
                 f"rank {rank} ended without one CUDA or NCCL call under the preload: "
                 "is this the training program, and does `prism doctor` say the preload is in place?"

@@ -22,7 +22,7 @@ import struct
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Self
@@ -151,7 +151,7 @@ class RendezvousServer:
         authority: Gives and replaces NCCL unique ids (a session).
         world_size: Ranks of the target job.
         num_live: How many of them run.
-        published: Keys that ranks which ran earlier have set.
+        published: What running ranks set with plain SETs; shared between the stores of ranks that run apart.
         host: Address to listen on.
     """
 
@@ -161,7 +161,7 @@ class RendezvousServer:
         world_size: int,
         num_live: int,
         *,
-        published: Mapping[bytes, bytes] | None = None,
+        published: dict[bytes, bytes] | None = None,
         host: str = "127.0.0.1",
     ) -> None:
         self.state = StoreState(authority, world_size, num_live, published)
@@ -216,7 +216,7 @@ class RendezvousServer:
                     self._accept()
                 else:
                     self._receive(self._clients[selected.fileobj])  # type: ignore[index]
-            self._warn_of_slow_waits()
+            self._look_at_waits()
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
@@ -419,7 +419,10 @@ class RendezvousServer:
         except OSError as error:
             logger.debug("rendezvous store: a waiting client is gone: %s", error)
 
-    def _warn_of_slow_waits(self) -> None:
+    def _look_at_waits(self) -> None:
+        """Ends waits for what a rank with another store has published, and warns of those that take long."""
+        for key in [key for key in self._waiters if self.state.is_published(key)]:
+            self._notify(key)
         now = time.monotonic()
         for client in self._clients.values():
             if client.waiting_since is None or client.warned or now - client.waiting_since < SLOW_WAIT_S:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Mapping
 from typing import Protocol
 
 _NCCL_ID_KEY = re.compile(rb"(?:^|//)cuda//(?:\d+|\d+:\d+|UniqueNCCLID:\d+)$|(?:^|/)UniqueNCCLID:\d+$")
@@ -44,20 +43,19 @@ class StoreState:
         authority: Gives and replaces NCCL unique ids (a session).
         world_size: Ranks of the target job.
         num_live: How many of them run.
-        published: Keys that ranks which ran earlier have set.
+        published: What running ranks set with plain SETs; shared between the stores of ranks that run apart.
     """
 
     def __init__(
-        self, authority: KeyAuthority, world_size: int, num_live: int, published: Mapping[bytes, bytes] | None = None
+        self, authority: KeyAuthority, world_size: int, num_live: int, published: dict[bytes, bytes] | None = None
     ) -> None:
         self._authority = authority
         self.world_size = world_size
         #: Are there ranks to answer for?
         self.has_absent = num_live < world_size
         self._num_live = num_live
-        self.values: dict[bytes, bytes] = dict(published or {})
-        #: What running ranks set with plain SETs: later groups of ranks of the same job may read it.
-        self.published: dict[bytes, bytes] = dict(published or {})
+        self.values: dict[bytes, bytes] = {}
+        self._published = {} if published is None else published
         self.queues: dict[bytes, deque[bytes]] = {}
         self.rules_used: Counter[tuple[str, str]] = Counter()
         self._counters: dict[bytes, bool] = {}
@@ -68,12 +66,13 @@ class StoreState:
     def set(self, key: bytes, value: bytes) -> None:
         """A running rank sets a key."""
         self.values[key] = self._authority.store_set(key_name(key), value)
-        self.published[key] = self.values[key]
+        if not is_nccl_id_key(key_name(key)):
+            self._published[key] = value
 
     def lookup(self, key: bytes) -> bytes | None:
         """The value of `key`, made up by rule if only absent ranks would have set it."""
         if key not in self.values:
-            made_up = self._absent_value(key)
+            made_up = self._published.get(key) or self._absent_value(key)
             if made_up is None:
                 return None
             self.values[key] = made_up
@@ -88,6 +87,10 @@ class StoreState:
                     self._used("barrier", key)
                     return value
         return None
+
+    def is_published(self, key: bytes) -> bool:
+        """Tells whether some running rank has set the key, in this store or another one of the job."""
+        return key in self._published
 
     def is_available(self, key: bytes) -> bool:
         """Tells whether a wait for the key is over."""

@@ -37,7 +37,8 @@ def run(
         world_size=20, gpus_per_node=8, device="emulated", socket=session.listen(str(tmp_path)),
         store_host="127.0.0.1", store_port=7,
     )  # fmt: skip
-    group = launch.RankGroup(session, ["sh", "-c", script], placement, tmp_path / "logs", **options)  # type: ignore[arg-type]
+    seat = launch.Seat(session, placement)
+    group = launch.RankGroup(lambda rank: seat, ["sh", "-c", script], tmp_path / "logs", **options)  # type: ignore[arg-type]
     result = group.run(ranks)
     return result, session, launch.failure_of(result, session, tmp_path / "logs")
 
@@ -183,7 +184,7 @@ def test_a_missing_pytorch_says_what_to_install(tmp_path: Path, line: str) -> No
 @pytest.mark.usefixtures("fake_engine")
 def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
     session = fakes.FakeSession('{"live": [0], "world_size": 20}')
-    group = launch.RankGroup(session, ["/no/such/program"], PLACEMENT, tmp_path / "logs")
+    group = launch.RankGroup(lambda rank: launch.Seat(session, PLACEMENT), ["/no/such/program"], tmp_path / "logs")
     with pytest.raises(RankFailedError, match=r"cannot start `/no/such/program`: No such file") as caught:
         group.run([0])
     assert caught.value.returncode == 127
@@ -199,7 +200,8 @@ session = fakes.FakeSession('{{"live": [0, 1], "world_size": 2}}')
 placement = environment.Placement(world_size=2, gpus_per_node=8, device="emulated", socket=session.listen({folder!r}),
                                   store_host="127.0.0.1", store_port=7)
 script = 'echo $$ > {folder}/pid-$RANK; sleep 60'
-launch.RankGroup(session, ["sh", "-c", script], placement, pathlib.Path({folder!r})).run([0, 1])
+seat = launch.Seat(session, placement)
+launch.RankGroup(lambda rank: seat, ["sh", "-c", script], pathlib.Path({folder!r})).run([0, 1])
 """
 
 

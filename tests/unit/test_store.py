@@ -257,6 +257,21 @@ def test_many_clients_at_once(server: RendezvousServer) -> None:
     assert Client(server.port).add(b"/total", 0) == 32 * 50 * 2
 
 
+def test_ranks_that_run_apart_see_what_others_published(authority: FakeAuthority) -> None:
+    published: dict[bytes, bytes] = {}
+    with (
+        RendezvousServer(authority, 8192, 1, published=published) as first,
+        RendezvousServer(authority, 8192, 1, published=published) as second,
+    ):
+        reader, writer = Client(first.port), Client(second.port)
+        reader.send(Command.WAIT, 1, b"/made by rank 0")
+        writer.send(Command.SET, b"/made by rank 0", b"bytes")
+        assert reader.receive(1) == b"\x00"
+        assert reader.get(b"/made by rank 0") == b"bytes"
+        writer.add(b"/counter", 1)
+        assert reader.add(b"/counter", 1) == 1, "counters are each rank's own"
+
+
 def test_state_keeps_a_barrier_real_when_all_ranks_run(authority: FakeAuthority) -> None:
     state = StoreState(authority, world_size=2, num_live=2)
     assert state.lookup(b"/store_based_barrier_key:0:last_worker") is None

@@ -12,7 +12,7 @@
 
 use crate::{handoff, real, session};
 use std::cell::Cell;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
 static NOW: AtomicI64 = AtomicI64::new(0);
 static BASE_REALTIME: AtomicI64 = AtomicI64::new(0);
@@ -20,6 +20,10 @@ static BASE_MONOTONIC: AtomicI64 = AtomicI64::new(0);
 static BASE_RAW: AtomicI64 = AtomicI64::new(0);
 static BASE_BOOT: AtomicI64 = AtomicI64::new(0);
 static READ_COST: AtomicI64 = AtomicI64::new(0);
+/// A driver's readings of the clock since it last did something with the device.
+static READS: AtomicU32 = AtomicU32::new(0);
+/// So many of them are free.
+const FREE_READS: u32 = 1000;
 
 thread_local! {
     static IS_DRIVER: Cell<bool> = const { Cell::new(false) };
@@ -111,11 +115,14 @@ pub(crate) fn base(id: libc::clockid_t) -> Option<i64> {
     Some(base.load(Ordering::Relaxed))
 }
 
-/// A program's reading of the clock. It costs a driver a little time; another thread pays from its own floor.
+/// A program's reading of the clock. A driver's readings are free, because how often a library reads the clock depends on
+/// the machine, until it has read [`FREE_READS`] times without doing anything else: then it waits for a time, and each
+/// reading costs a little, so that the wait ends. Another thread pays from its own floor.
 pub(crate) fn read() -> i64 {
     let cost = READ_COST.load(Ordering::Relaxed);
     if is_driver() {
-        charge(cost)
+        let is_free = READS.fetch_add(1, Ordering::Relaxed) < FREE_READS;
+        if is_free { now() } else { charge(cost) }
     } else {
         let time = now().max(FLOOR.get() + cost);
         FLOOR.set(time);
@@ -123,14 +130,22 @@ pub(crate) fn read() -> i64 {
     }
 }
 
-/// Takes back the cost of the calling thread's last reading of the clock.
+/// Takes back the calling thread's last reading of the clock.
 pub(crate) fn refund_read() {
     let cost = READ_COST.load(Ordering::Relaxed);
     if is_driver() {
-        charge(-cost);
+        if READS.fetch_sub(1, Ordering::Relaxed) > FREE_READS {
+            charge(-cost);
+        }
     } else {
         FLOOR.set(FLOOR.get() - cost);
     }
+}
+
+/// A driver has done something: its next readings are free again.
+#[inline]
+pub(crate) fn forget_reads() {
+    READS.store(0, Ordering::Relaxed);
 }
 
 /// The time the calling thread believes it is, without the cost of a reading.

@@ -9,12 +9,16 @@
 //! so that costs no virtual time.
 
 use crate::handoff::{self, Wake};
-use crate::{clock, python, real};
+use crate::{clock, python, real, session};
 use std::ffi::{CStr, c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::time::Duration;
 
 const SECOND: i64 = 1_000_000_000;
+/// At the end of the process: real time after which a timed wait looks whether threads have been halted.
+const LAST_SLICE: Duration = Duration::from_millis(20);
+/// Has a thread been halted by [`pthread_exit`]?
+static HAS_HALTED: AtomicBool = AtomicBool::new(false);
 /// Real time that a sleep of a thread that drives the device takes at most.
 const LONGEST_DRIVER_SLEEP: Duration = Duration::from_millis(1);
 
@@ -64,6 +68,7 @@ macro_rules! original {
     }};
 }
 
+static PTHREAD_EXIT: Original = Original::new(c"pthread_exit", None);
 static CLOCK_GETTIME: Original = Original::new(c"clock_gettime", None);
 static GETTIMEOFDAY: Original = Original::new(c"gettimeofday", None);
 static TIME: Original = Original::new(c"time", None);
@@ -274,12 +279,24 @@ fn condition_wait(
             wait(&raw const moment)
         });
     }
-    let moment = real_deadline(id, deadline);
-    let result = wait(&raw const moment);
-    if result == libc::ETIMEDOUT {
-        clock::waited_until(until);
+    if session::is_connected() && !python::is_finalizing() {
+        let moment = real_deadline(id, deadline);
+        let result = wait(&raw const moment);
+        if result == libc::ETIMEDOUT {
+            clock::waited_until(until);
+        }
+        return result;
     }
-    result
+    let left = Duration::from_nanos(u64::try_from(until.saturating_sub(clock::thread_now())).unwrap_or(0));
+    let moment = real_moment(id, left.min(LAST_SLICE));
+    let result = wait(&raw const moment);
+    if result != libc::ETIMEDOUT {
+        return result;
+    }
+    // Halted threads cannot be waited for: the wait has run out. Else the caller looks and waits again.
+    let is_over = left <= LAST_SLICE || HAS_HALTED.load(Ordering::Relaxed);
+    clock::waited_until(if is_over { until } else { clock::thread_now() + LAST_SLICE.as_nanos() as i64 });
+    if is_over { result } else { 0 }
 }
 
 /// Waits on a semaphore with `wait(real deadline)`, as [`condition_wait`].
@@ -396,4 +413,20 @@ pub unsafe extern "C" fn sem_clockwait(
         Some(ns) if clock::base(id).is_some() => semaphore_wait(id, ns, wait),
         _ => wait(deadline),
     }
+}
+
+/// As `pthread_exit(3)`, except that Python's interpreter, while it is torn down, halts a thread that asks for its lock
+/// instead of ending it, as newer versions do by themselves: ending it unwinds C++ frames that must not be unwound, and the
+/// process aborts. An emulated backward pass is over so soon that threads it started are still asking.
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn pthread_exit(result: *mut c_void) -> ! {
+    type Function = unsafe extern "C-unwind" fn(*mut c_void) -> !;
+    if session::has_clock() && python::is_finalizing() {
+        HAS_HALTED.store(true, Ordering::Relaxed);
+        loop {
+            // SAFETY: waits for a signal; the end of the process ends it.
+            unsafe { libc::pause() };
+        }
+    }
+    original!(PTHREAD_EXIT, Function, std::process::abort(), (result))
 }

@@ -61,6 +61,18 @@ pub(crate) fn is_of_interpreter(address: usize) -> bool {
     STATE.get_or_init(interpreter_state).contains(&address)
 }
 
+/// Is the interpreter being torn down?
+pub(crate) fn is_finalizing() -> bool {
+    static ASK: OnceLock<Option<unsafe extern "C" fn() -> c_int>> = OnceLock::new();
+    let ask = ASK.get_or_init(|| {
+        let address = symbol(c"Py_IsFinalizing").or_else(|| symbol(c"_Py_IsFinalizing"))?;
+        // SAFETY: both names are functions of this type.
+        Some(unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(address) })
+    });
+    // SAFETY: may be called at any time.
+    ask.is_some_and(|ask| unsafe { ask() } != 0)
+}
+
 /// A symbol as a function of the given type.
 macro_rules! function {
     ($name:literal, ($($argument:ty),*) $(-> $result:ty)?) => {

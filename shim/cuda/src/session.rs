@@ -197,6 +197,7 @@ impl Session {
     #[inline]
     pub(crate) fn append(&self, mut record: Record, host_cost_ns: i64) -> Result<(), ()> {
         clock::set_driver();
+        clock::forget_reads();
         record.host_ns = clock::charge(host_cost_ns);
         // `Client::append` reads no clock, so the hot path can do without `clock::inside`.
         self.client.append(&record).map_err(|error| lost(&error.to_string()))

@@ -57,7 +57,19 @@ pub struct ProcessV2 {
     compute_instance: c_uint,
 }
 
+/// The fields that all versions of `nvmlGpuFabricInfoV_t` have.
+#[repr(C)]
+pub struct FabricInfo {
+    version: c_uint,
+    cluster_uuid: [u8; 16],
+    status: c_int,
+    clique_id: c_uint,
+    state: u8,
+    health_mask: c_uint,
+}
+
 const _: () = {
+    assert!(size_of::<FabricInfo>() == 36);
     assert!(size_of::<PciInfo>() == 68);
     assert!(size_of::<ProcessV1>() == 16);
     assert!(size_of::<ProcessV2>() == 24);
@@ -198,6 +210,25 @@ fn process_v2(pid: c_uint, used_bytes: c_ulonglong) -> ProcessV2 {
     ProcessV2 { pid, used_bytes, gpu_instance: c_uint::MAX, compute_instance: c_uint::MAX }
 }
 
+/// The cards are in no multi-node fabric: state "not supported".
+///
+/// # Safety
+/// `result` must be null or valid, its version set by the caller.
+unsafe fn fabric_info(handle: *mut c_void, result: *mut FabricInfo) -> Result<(), Status> {
+    index(handle)?;
+    // SAFETY: the contract of this function.
+    let result = unsafe { result.as_mut() }.ok_or(Status::INVALID_ARGUMENT)?;
+    *result = FabricInfo {
+        version: result.version,
+        cluster_uuid: [0; 16],
+        status: 0,
+        clique_id: 0,
+        state: 0,
+        health_mask: 0,
+    };
+    Ok(())
+}
+
 /// `nvmlClockType_t`: graphics, multiprocessors, memory, video.
 fn clock_mhz(handle: *mut c_void, kind: c_int) -> Result<c_uint, Status> {
     index(handle)?;
@@ -250,6 +281,7 @@ exports! {
         processes(device, count, list, process_v2);
     nvmlDeviceGetComputeRunningProcesses_v3(device: *mut c_void, count: *mut c_uint, list: *mut ProcessV2) =>
         processes(device, count, list, process_v2);
+    nvmlDeviceGetGpuFabricInfoV(device: *mut c_void, result: *mut FabricInfo) => fabric_info(device, result);
     // Every card of a node reaches every other.
     nvmlDeviceGetP2PStatus(from: *mut c_void, to: *mut c_void, _capability: c_int, result: *mut c_int) => {
         index(from)?;
@@ -264,7 +296,6 @@ not_supported! {
     nvmlDeviceGetNvLinkRemotePciInfo_v2,
     nvmlDeviceGetNvLinkCapability,
     nvmlDeviceGetGpuFabricInfo,
-    nvmlDeviceGetGpuFabricInfoV,
     nvmlDeviceGetFieldValues,
     nvmlDeviceGetUtilizationRates,
     nvmlDeviceGetPowerUsage,

@@ -109,8 +109,12 @@ fn dense_events(ops: &[Op]) -> Vec<Op> {
 fn dense_streams(ops: &[Op]) -> Vec<Op> {
     let mut number: BTreeMap<StreamId, u32> = BTreeMap::new();
     let dense = |op: &Op| {
-        // These belong to the device: the stream number they carry means nothing, and must not differ between ranks.
-        let has_stream = !matches!(op.kind, OpKind::Alloc { .. } | OpKind::Free { .. } | OpKind::DeviceSync);
+        // These belong to the device or the host: the stream number they carry means nothing, and must not differ
+        // between ranks.
+        let has_stream = !matches!(
+            op.kind,
+            OpKind::Alloc { .. } | OpKind::Free { .. } | OpKind::DeviceSync | OpKind::EventSync { .. }
+        );
         let next = number.len() as u32;
         let stream = if has_stream { *number.entry(op.stream).or_insert(next) } else { 0 };
         Op { stream: StreamId(stream), ..*op }
@@ -145,7 +149,7 @@ mod tests {
                 (0, OpKind::EventRecord { event: EventId(0) }, 10),
                 (1, OpKind::EventWait { event: EventId(0) }, 10),
                 (0, OpKind::EventRecord { event: EventId(0) }, 20),
-                (1, OpKind::EventSync { event: EventId(0) }, 20),
+                (0, OpKind::EventSync { event: EventId(0) }, 20),
             ]
         );
     }

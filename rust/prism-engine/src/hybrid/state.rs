@@ -15,12 +15,10 @@ use prism_wire::message::{FLAG_BACKGROUND, Record, RecordKind, Reply, ReplyStatu
 use prism_wire::server::ReplyWriter;
 use std::collections::BTreeMap;
 
-/// A watchdog sees an operation complete only this long (virtual) after it did: what it then frees must not depend on
-/// when its real-time poll happens to fall.
-const WATCHDOG_LAG_NS: i64 = 30_000_000_000;
-/// ... unless it has asked for the same event so often while the program did nothing: at shutdown the program waits for
-/// its watchdog, which then asks without a pause instead of ten times a second.
-const WATCHDOG_PATIENCE: u32 = 50;
+/// A background thread that has asked for the same event so often while the program did nothing is told yes once the
+/// completion is known, even if the clock has not reached it: at shutdown the program waits for its watchdog, which asks
+/// without a pause, and nothing else would move the clock.
+const BACKGROUND_PATIENCE: u32 = 50;
 /// Ops a live rank may run ahead before the simulation takes them in.
 const RUN_EVERY_OPS: usize = 4096;
 
@@ -181,8 +179,8 @@ impl State {
             return Ok(false);
         }
         if record.flags & FLAG_BACKGROUND != 0 && kind.is_query() {
-            self.answer_background(rank, record, kind);
-            return Ok(false);
+            self.ask_in_background(rank, record, kind);
+            return Ok(true);
         }
         let process = self.processes.get_mut(&rank).ok_or("unknown rank")?;
         process.background_polls.clear();
@@ -236,25 +234,21 @@ impl State {
         self.processes.get_mut(&rank).expect("checked by the caller").pending.insert(ticket, pending);
     }
 
-    /// A thread that does not drive the device asks: it is answered from what is known, and never moves a clock.
-    fn answer_background(&mut self, rank: u32, record: &Record, kind: RecordKind) {
+    /// A thread that does not drive the device asks. It moves no clock and no op: a watchdog's synchronisation is a
+    /// question like any other.
+    fn ask_in_background(&mut self, rank: u32, record: &Record, kind: RecordKind) {
         let Some(process) = self.processes.get_mut(&rank) else { return };
-        let polls = process.background_polls.entry(record.e).or_default();
-        *polls += 1;
-        let is_patient = *polls < WATCHDOG_PATIENCE;
-        let known = match kind {
-            RecordKind::EventQuery => self.sims[process.sim].peek_event(Rank(rank), EventId(record.e)),
-            _ => None,
-        };
-        let has_lagged = |time: SimTime| time.as_ns().saturating_add(WATCHDOG_LAG_NS) <= process.last_host_ns;
-        let is_done = known.is_some_and(|time| !is_patient || has_lagged(time));
-        let reply = Reply {
-            status: ReplyStatus::Ok as u32,
-            reserved: 0,
-            value: i64::from(is_done),
-            host_ns: record.host_ns,
-        };
-        reply_to(process, record.h, reply);
+        if kind == RecordKind::EventQuery {
+            let polls = process.background_polls.entry(record.e).or_default();
+            *polls += 1;
+            let known = self.sims[process.sim].peek_event(Rank(rank), EventId(record.e));
+            if *polls >= BACKGROUND_PATIENCE && known.is_some() {
+                let reply = Reply { status: ReplyStatus::Ok as u32, reserved: 0, value: 1, host_ns: record.host_ns };
+                reply_to(process, record.h, reply);
+                return;
+            }
+        }
+        self.ask(rank, record, kind);
     }
 
     fn refuse_query(&mut self, rank: u32, record: &Record) {

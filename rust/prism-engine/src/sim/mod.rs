@@ -11,21 +11,23 @@
 //!
 //! *Actors.* The host of a rank issues ops in program order and only synchronisations hold it; a stream runs its ops in issue
 //! order, each from `max(stream clock, issue time)`. A communication op occupies its stream from its arrival to its
-//! completion. See [`program`] for how an issue time is known before the op runs, [`role`] for the vectors,
-//! [`network`] for where ranks meet.
+//! completion. `program.rs` tells how an issue time is known before the op runs, `role.rs` has the vectors, `network.rs` is
+//! where ranks meet.
 //!
 //! *One answer.* No op chooses between peers and none branches on a time, so the order of evaluation cannot change a result
 //! (a Kahn network). The worklist, the order in which live ranks are fed and the splitting of roles are therefore free.
 //!
 //! *Iterations of virtual ranks.* Beside live ranks, a virtual rank enters iteration `k` only when the lowest live rank has
-//! passed marker `k` ([`gate`]), and repeats its last recorded iteration for as long as the live ranks iterate.
+//! passed marker `k` (`gate.rs`), and repeats its last recorded iteration for as long as the live ranks iterate.
 //!
 //! Cost: O(ops x roles) steps over vectors, O(ranks x (streams + events in flight + communicators)) memory.
 
 mod blocked;
+mod channel;
 mod error;
 mod gate;
 mod live;
+mod memo;
 mod network;
 mod program;
 mod report;
@@ -59,7 +61,7 @@ use trace::Tracer;
 
 /// Slowest a rank may be made.
 const MAX_SLOW_FACTOR: f64 = 1e6;
-/// In [`Place`]: no role, the rank is absent.
+/// Instead of a role: the rank is absent.
 const NOWHERE: u32 = u32::MAX;
 
 /// Who the ranks are that do not run.

@@ -3,14 +3,13 @@
 //! A rank cannot post its next collective on a communicator before the previous one is complete, so one instance per
 //! communicator is open at a time and its arrivals and ends live at fixed places of two tables.
 
+use super::channel::{Channels, Waiting};
 use super::error::SimError;
+use super::memo::Memo;
 use super::signature::{Call, Half};
-use super::vector;
 use crate::collective::{self, CollectiveCall, CommShape, Scratch};
 use crate::profile::Profile;
 use crate::units::SimTime;
-use rustc_hash::FxHashMap;
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Latest end of communication. Between two communications a rank adds less than a quarter of the range
@@ -48,9 +47,7 @@ pub(super) struct Comm {
     call: Option<Call>,
     /// Members have posted different calls: the open collective never completes.
     is_mismatched: bool,
-    /// The call of the known arrivals and ends, and the latest of these ends.
-    known: Option<CollectiveCall>,
-    latest: SimTime,
+    memo: Memo,
 }
 
 impl Comm {
@@ -62,24 +59,6 @@ impl Comm {
     pub(super) fn is_present(&self, group_rank: u32) -> bool {
         self.present.as_ref().is_none_or(|present| present.binary_search(&group_rank).is_ok())
     }
-}
-
-/// A half of a message waiting for the other.
-#[derive(Clone, Copy, Debug)]
-struct Waiting {
-    rank: u32,
-    slot: u32,
-    time: SimTime,
-    bytes: u64,
-    is_send: bool,
-}
-
-/// Messages of one ordered pair of one communicator. Only halves of one side wait at a time.
-#[derive(Debug, Default)]
-struct Channel {
-    waiting: VecDeque<Waiting>,
-    matched: u64,
-    is_broken: bool,
 }
 
 /// A half of a message has ended on a rank.
@@ -98,10 +77,7 @@ pub(super) struct Network {
     memberships: Vec<Vec<(u32, u32)>>,
     arrivals: Vec<SimTime>,
     ends: Vec<SimTime>,
-    /// Arrivals and ends of each communicator's previous collective that was computed, at the same places.
-    known_arrivals: Vec<SimTime>,
-    known_ends: Vec<SimTime>,
-    channels: FxHashMap<(u32, u32, u32), Channel>,
+    channels: Channels,
     scratch: Scratch,
     /// Parts whose collective has completed, not yet told to their roles.
     pub(super) done: Vec<Part>,
@@ -121,9 +97,7 @@ impl Network {
             memberships: vec![Vec::new(); world_size as usize],
             arrivals: Vec::new(),
             ends: Vec::new(),
-            known_arrivals: Vec::new(),
-            known_ends: Vec::new(),
-            channels: FxHashMap::default(),
+            channels: Channels::default(),
             scratch: Scratch::default(),
             done: Vec::new(),
             landed: Vec::new(),
@@ -141,9 +115,8 @@ impl Network {
             }
         }
         let base = self.arrivals.len();
-        for table in [&mut self.arrivals, &mut self.ends, &mut self.known_arrivals, &mut self.known_ends] {
-            table.resize(base + members.len(), SimTime::ZERO);
-        }
+        self.arrivals.resize(base + members.len(), SimTime::ZERO);
+        self.ends.resize(base + members.len(), SimTime::ZERO);
         self.comms.push(Comm {
             members,
             base,
@@ -154,8 +127,7 @@ impl Network {
             completed: 0,
             call: None,
             is_mismatched: false,
-            known: None,
-            latest: SimTime::ZERO,
+            memo: Memo::default(),
         });
         comm
     }
@@ -213,27 +185,13 @@ impl Network {
         }
         let bytes = call.buffer_bytes(state.members.len() as u64);
         let call = CollectiveCall { kind: call.kind, bytes, root: call.root };
-        let (known_arrivals, known_ends) =
-            (&mut self.known_arrivals[range.clone()], &mut self.known_ends[range.clone()]);
         let ends = &mut self.ends[range];
-        // Training repeats itself: the same call with everybody as early or late as before ends as before, only later.
-        let lag = vector::lag(arrivals, known_arrivals).filter(|_| state.known == Some(call));
-        // Written so that nothing overflows before it is refused.
-        if lag.is_some_and(|lag| lag > MAX_TIME - state.latest) {
-            self.broken.push(((comm, 0, 0), out_of_range(comm)));
-            return;
-        }
-        if let Some(lag) = lag {
-            vector::shift(ends, known_ends, lag);
-        } else {
+        let latest = state.memo.recall(&call, arrivals, ends).unwrap_or_else(|| {
             let shape = state.shape.get_or_insert_with(|| Box::new(CommShape::new(&state.members, &self.profile)));
             collective::completion(shape, &call, arrivals, ends, &mut self.scratch);
-            known_arrivals.copy_from_slice(arrivals);
-            known_ends.copy_from_slice(ends);
-            state.known = Some(call);
-            state.latest = ends.iter().copied().max().unwrap_or_default();
-        }
-        if state.latest > MAX_TIME {
+            state.memo.keep(call, arrivals, ends)
+        });
+        if latest > MAX_TIME {
             self.broken.push(((comm, 0, 0), out_of_range(comm)));
             return;
         }
@@ -243,72 +201,43 @@ impl Network {
         self.done.extend_from_slice(&state.parts);
     }
 
-    /// A rank, whose place in the communicator is `place`, posts half of a message at `time`.
-    pub(super) fn post_half(&mut self, comm: u32, (rank, place): (u32, u32), slot: u32, half: &Half, time: SimTime) {
-        let me = place - self.comms[comm as usize].base as u32;
-        let waiting = Waiting { rank, slot, time, bytes: half.bytes(), is_send: half.is_send };
+    /// The channel of half a message of the member at `place`, to be used for all further ones to or from the same peer.
+    pub(super) fn channel(&mut self, comm: u32, place: u32, half: &Half) -> u32 {
+        let state = &self.comms[comm as usize];
+        let me = place - state.base as u32;
         let (source, destination) = if half.is_send { (me, half.peer) } else { (half.peer, me) };
-        if !self.comms[comm as usize].is_present(half.peer) {
-            let (send_end, receive_end) = self.transfer(comm, source, destination, waiting.bytes, time, time);
-            let end = if half.is_send { send_end } else { receive_end };
-            if end > MAX_TIME {
-                self.broken.push(((comm, source, destination), out_of_range(comm)));
-                return;
-            }
-            self.landed.push(Landed { rank, slot, end });
-            return;
-        }
-        let key = (comm, source, destination);
-        let channel = self.channels.entry(key).or_default();
-        let meets = !channel.is_broken && channel.waiting.front().is_some_and(|other| other.is_send != half.is_send);
-        if !meets {
-            channel.waiting.push_back(waiting);
-            return;
-        }
-        let other = channel.waiting.pop_front().expect("just seen");
-        let (send, receive) = if half.is_send { (waiting, other) } else { (other, waiting) };
-        if send.bytes != receive.bytes {
-            channel.is_broken = true;
-            let error = SimError::MessageMismatch {
-                communicator: comm,
-                source_rank: crate::ids::Rank(send.rank),
-                destination_rank: crate::ids::Rank(receive.rank),
-                sequence: channel.matched,
-                sent_bytes: send.bytes,
-                received_bytes: receive.bytes,
-            };
-            self.broken.push((key, error));
-            return;
-        }
-        channel.matched += 1;
-        let (send_end, receive_end) = self.transfer(comm, source, destination, send.bytes, send.time, receive.time);
-        if send_end.max(receive_end) > MAX_TIME {
-            self.broken.push((key, out_of_range(comm)));
-            return;
-        }
-        self.landed.push(Landed { rank: send.rank, slot: send.slot, end: send_end });
-        self.landed.push(Landed { rank: receive.rank, slot: receive.slot, end: receive_end });
+        let rank = |group_rank: u32| state.members[group_rank as usize];
+        let is_alone = !state.is_present(half.peer);
+        self.channels.get((comm, source, destination), (rank(source), rank(destination)), is_alone)
     }
 
-    fn transfer(
-        &mut self,
-        comm: u32,
-        source: u32,
-        destination: u32,
-        bytes: u64,
-        send: SimTime,
-        receive: SimTime,
-    ) -> (SimTime, SimTime) {
-        let state = &mut self.comms[comm as usize];
-        let (source, destination) = (state.members[source as usize], state.members[destination as usize]);
-        collective::message(&self.profile, source, destination, bytes, send, receive)
+    /// A rank posts half of a message at `time`.
+    pub(super) fn post_half(&mut self, channel: u32, rank: u32, slot: u32, half: &Half, time: SimTime) {
+        let waiting = Waiting { rank, slot, time, bytes: half.bytes(), is_send: half.is_send };
+        let channel = self.channels.at(channel);
+        let Some((send, receive)) = channel.meet(waiting) else { return };
+        if send.bytes != receive.bytes {
+            self.broken.push((channel.key, channel.mismatch(&send, &receive)));
+            return;
+        }
+        let (source, destination) = channel.ranks;
+        let (send_end, receive_end) =
+            collective::message(&self.profile, source, destination, send.bytes, send.time, receive.time);
+        if send_end.max(receive_end) > MAX_TIME {
+            self.broken.push((channel.key, out_of_range(channel.key.0)));
+            return;
+        }
+        let halves = [(send, send_end, true), (receive, receive_end, false)];
+        for (half, end, is_send) in halves {
+            if !channel.is_alone || is_send == waiting.is_send {
+                self.landed.push(Landed { rank: half.rank, slot: half.slot, end });
+            }
+        }
     }
 
     /// The half of an ordered pair's messages that waits first: whether it sends, and how many messages were before.
     pub(super) fn waiting_half(&self, comm: u32, source: u32, destination: u32) -> Option<(bool, u64)> {
-        let channel = self.channels.get(&(comm, source, destination))?;
-        let front = channel.waiting.front()?;
-        Some((front.is_send, channel.matched))
+        self.channels.waiting((comm, source, destination))
     }
 
     /// Ranks of role `from` now belong to the new role `to`, which has these communicators in the slot.

@@ -6,6 +6,7 @@
 
 use super::network::Network;
 use super::program::Program;
+use super::signature::Half;
 use super::speeds::Speeds;
 use super::vector;
 use crate::graph::op::{ComputeClass, Provenance};
@@ -77,6 +78,8 @@ pub(super) struct Slot {
     pub(super) active: Option<(u32, u32)>,
     /// Launches whose streams have all come, waiting for their turn.
     pub(super) arrived: Vec<(u32, u32)>,
+    /// Channel of each rank by peer and side, for those used so far.
+    channels: BTreeMap<(u32, bool), Vec<u32>>,
 }
 
 /// Progress of one launch.
@@ -270,6 +273,14 @@ impl Stream {
 }
 
 impl Slot {
+    /// Channel of each rank for such a half.
+    pub(super) fn channels(&mut self, half: &Half, network: &mut Network) -> &[u32] {
+        self.channels.entry((half.peer, half.is_send)).or_insert_with(|| {
+            let members = self.comms.iter().zip(&self.places);
+            members.map(|(comm, place)| network.channel(*comm, *place, half)).collect()
+        })
+    }
+
     fn split(&mut self, moved: &[bool]) -> Self {
         let comms = part(&mut self.comms, moved);
         self.parts = count(&self.comms);
@@ -281,6 +292,7 @@ impl Slot {
             calls: self.calls,
             active: self.active,
             arrived: self.arrived.clone(),
+            channels: self.channels.iter_mut().map(|(key, channels)| (*key, part(channels, moved))).collect(),
             comms,
         }
     }

@@ -239,9 +239,9 @@ impl Role {
             state.messages_by_rank = vec![per_rank; slot.comms.len()];
             state.messages_pending = per_rank * slot.comms.len() as u32;
             for half in &definition.halves {
-                for (at, time) in state.arrival.iter().enumerate() {
-                    let who = (self.ranks[at], slot.places[at]);
-                    context.network.post_half(slot.comms[at], who, slot_index as u32, half, *time);
+                let channels = slot.channels(half, context.network);
+                for ((channel, rank), time) in channels.iter().zip(&self.ranks).zip(&state.arrival) {
+                    context.network.post_half(*channel, *rank, slot_index as u32, half, *time);
                 }
             }
         }

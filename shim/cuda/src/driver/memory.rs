@@ -15,10 +15,10 @@ fn host(pointer: DevicePointer) -> *mut c_void {
 }
 
 fn prop_of(handle: u64) -> Result<MemAllocationProp, Error> {
-    let device = memory::properties_of_handle(handle)?;
+    let (device, requested_handle_types) = memory::properties_of_handle(handle)?;
     Ok(MemAllocationProp {
         kind: 1,
-        requested_handle_types: 0,
+        requested_handle_types,
         location: MemLocation { kind: LOCATION_DEVICE, id: device },
         win32_meta_data: std::ptr::null_mut(),
         compression_type: 0,

@@ -21,6 +21,8 @@ const ACCESS_NONE: c_int = 0;
 struct Physical {
     bytes: u64,
     device: c_int,
+    /// Kinds of handles it may be shared by. Kept for queries only: sharing one is refused.
+    handle_types: c_int,
     /// References by `cuMemCreate` and `cuMemRetainAllocationHandle`.
     references: u32,
     /// Where it is mapped.
@@ -110,8 +112,8 @@ pub(crate) fn create(bytes: usize, prop: &MemAllocationProp) -> Result<u64, Erro
     if bytes == 0 || !aligned(bytes) || prop.kind != TYPE_PINNED {
         return Err(Error::INVALID_VALUE);
     }
-    if prop.location.kind != LOCATION_DEVICE || prop.requested_handle_types != 0 {
-        unsupported::call("cuMemCreate with host memory or with handles to share");
+    if prop.location.kind != LOCATION_DEVICE {
+        unsupported::call("cuMemCreate with host memory");
         return Err(Error::NOT_SUPPORTED);
     }
     let device = device::check(prop.location.id)?;
@@ -122,7 +124,9 @@ pub(crate) fn create(bytes: usize, prop: &MemAllocationProp) -> Result<u64, Erro
         let mut state = state();
         let handle = state.next_handle;
         state.next_handle += 1;
-        state.handles.insert(handle, Physical { bytes: bytes as u64, device, references: 1, mapped: None });
+        let handle_types = prop.requested_handle_types;
+        let physical = Physical { bytes: bytes as u64, device, handle_types, references: 1, mapped: None };
+        state.handles.insert(handle, physical);
         handle
     };
     note(RecordKind::Alloc, bytes as u64, handle_address(handle));
@@ -134,10 +138,12 @@ fn handle_address(handle: u64) -> usize {
     VIRTUAL_END + handle as usize
 }
 
-/// What a handle was created with.
-pub(crate) fn properties_of_handle(handle: u64) -> Result<c_int, Error> {
+/// The card and the kinds of shareable handles that a handle was created with.
+pub(crate) fn properties_of_handle(handle: u64) -> Result<(c_int, c_int), Error> {
     session::get()?;
-    state().handles.get(&handle).map(|physical| physical.device).ok_or(Error::INVALID_VALUE)
+    let state = state();
+    let physical = state.handles.get(&handle).ok_or(Error::INVALID_VALUE)?;
+    Ok((physical.device, physical.handle_types))
 }
 
 /// The handle mapped at an address, with one more reference.

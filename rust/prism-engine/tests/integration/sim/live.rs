@@ -81,6 +81,16 @@ proptest! {
     }
 }
 
+#[test]
+fn a_live_rank_in_the_middle_of_a_pipeline_splits_its_former_role() {
+    let graph = super::synthetic::chain(6, 3, 4);
+    for live in [vec![4], vec![3, 10], vec![0, 17], (0..18).collect()] {
+        let mut simulation = simulation(&graph, &live, BTreeMap::new());
+        feed(&mut simulation, &graph, &live, &[5, 1, 0, 10, 3, 25]).expect("no deadlock");
+        assert_eq!(times(&simulation.report()), times(&replay(&graph)));
+    }
+}
+
 fn op(gap_ns: i64, stream: u32, kind: OpKind) -> Op {
     Op { host_gap: SimTime::from_ns(gap_ns), stream: StreamId(stream), kind }
 }

@@ -48,6 +48,31 @@ fn a_transformer_step_takes_what_the_formula_says() {
 }
 
 #[test]
+fn the_result_has_the_agreed_keys() {
+    let step = TransformerStep {
+        dp: 1,
+        tp: 2,
+        pp: 2,
+        microbatches: 2,
+        layers: 1,
+        iterations: 2,
+        ..TransformerStep::default()
+    };
+    let graph = Arc::new(step.graph().expect("valid"));
+    let options = ReplayOptions { slow: BTreeMap::from([(Rank(1), 1.5)]), ..ReplayOptions::new(flat()) };
+    let result = serde_json::to_value(replay(&graph, &options).expect("no deadlock")).expect("serialisable");
+    for key in ["ops", "ops_evaluated", "graph_bytes", "wall_ns", "peak_rss_bytes", "total_time_ns"] {
+        assert!(result[key].is_u64(), "{key}: {result}");
+    }
+    assert_eq!(result["iteration_time_ns"].as_array().map(Vec::len), Some(2));
+    // Two stages, and the straggler.
+    assert_eq!((&result["world_size"], &result["rank_classes"]), (&4.into(), &3.into()));
+    // 2 iterations x 2 microbatches x 2 half layers x (1 + 2) ms on three ranks at full speed and one at 1.5.
+    assert_eq!(result["device_time_by_provenance"], serde_json::json!({ "default": 24_000_000 * 9 / 2 }));
+    assert!(result["critical_rank"].is_u64());
+}
+
+#[test]
 fn a_ring_takes_what_the_formula_says() {
     let ring = TransformerStep {
         dp: 512,
@@ -81,7 +106,7 @@ fn a_step_of_stragglers_is_what_the_definition_says() {
 }
 
 /// Stages with one program for all but the ends: every rank of the middle waits for one of the same role.
-fn chain(stages: u32, replicas: u32, microbatches: usize) -> Arc<Graph> {
+pub(crate) fn chain(stages: u32, replicas: u32, microbatches: usize) -> Arc<Graph> {
     let mut builder = GraphBuilder::new(stages * replicas);
     builder.intern_name("work");
     let mut slots = vec![Vec::new(); (stages * replicas) as usize];

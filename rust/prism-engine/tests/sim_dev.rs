@@ -1,3 +1,0 @@
-//! dev
-#[path = "integration/sim/mod.rs"]
-mod sim;
