@@ -16,22 +16,7 @@ from prism_core.environment import SHIM_FOLDER, SHIM_NAMES, shim_problem
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = str(ROOT / "examples" / "train_gpt.py")
 #: A model that takes the host little time; its figures still come from every part of the road.
-SMALL = [
-    "--layers",
-    "2",
-    "--hidden",
-    "128",
-    "--heads",
-    "4",
-    "--seq",
-    "128",
-    "--batch",
-    "2",
-    "--vocab",
-    "1000",
-    "--iters",
-    "3",
-]
+SMALL = ["--layers=2", "--hidden=128", "--heads=4", "--seq=128", "--batch=2", "--vocab=1000", "--iters=3"]
 
 
 @dataclass

@@ -79,6 +79,7 @@ def test_a_program_that_dies_in_its_second_iteration(job: Any, prism: Callable[.
         tmp_path,
         f"""
         import os, runpy, sys, torch
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
         steps = 0
         def die(optimizer, args, kwargs):
             global steps
@@ -86,7 +87,7 @@ def test_a_program_that_dies_in_its_second_iteration(job: Any, prism: Callable[.
             if steps == 2:
                 torch.cuda.synchronize()
                 os._exit(41)
-        torch.optim.optimizer.register_optimizer_step_pre_hook(die)
+        register_optimizer_step_pre_hook(die)
         sys.argv = [{train!r}, *{arguments!r}]
         runpy.run_path({train!r}, run_name="__main__")
         """,

@@ -208,7 +208,13 @@ pub(crate) fn attribute(number: c_int, device: c_int) -> Result<c_int, Error> {
         111 => SHARED_RESERVED as c_int,
         119 => NO_HANDLE_TYPES,
         120 => hopper,
-        126 => if hopper == 1 { 4 } else { 1 },
+        126 => {
+            if hopper == 1 {
+                4
+            } else {
+                1
+            }
+        }
         131 | 134 => -1,
         // Textures, surfaces, sparse arrays, sharing of handles, GPUDirect, multicast: none.
         _ if (1..=150).contains(&number) => 0,

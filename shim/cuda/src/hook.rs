@@ -151,9 +151,7 @@ pub unsafe extern "C" fn prism_note_group(name: *const c_char, ranks: *const u32
 /// [`prism_note_group`] or [`prism_clear_group`].
 #[unsafe(no_mangle)]
 pub extern "C" fn prism_current_group() -> *const c_char {
-    guard(std::ptr::null(), || {
-        GROUP.with_borrow(|group| group.as_ref().map_or(std::ptr::null(), |name| name.as_ptr()))
-    })
+    guard(std::ptr::null(), || GROUP.with_borrow(|group| group.as_ref().map_or(std::ptr::null(), |name| name.as_ptr())))
 }
 
 /// The process group has been created. 0.

@@ -201,7 +201,11 @@ pub unsafe extern "C" fn clock_nanosleep(
         let Some(ns) = nanoseconds(unsafe { &*request }).filter(|ns| *ns >= 0) else {
             return libc::EINVAL;
         };
-        if flags & libc::TIMER_ABSTIME != 0 { sleep_until(ns - base) } else { sleep_for(ns) }
+        if flags & libc::TIMER_ABSTIME != 0 {
+            sleep_until(ns - base);
+        } else {
+            sleep_for(ns);
+        }
         return 0;
     }
     // SAFETY: the caller's arguments, passed on.
@@ -300,11 +304,7 @@ fn condition_wait(
 }
 
 /// Waits on a semaphore with `wait(real deadline)`, as [`condition_wait`].
-fn semaphore_wait(
-    id: libc::clockid_t,
-    deadline: i64,
-    wait: impl Fn(*const libc::timespec) -> c_int,
-) -> c_int {
+fn semaphore_wait(id: libc::clockid_t, deadline: i64, wait: impl Fn(*const libc::timespec) -> c_int) -> c_int {
     let until = deadline.saturating_sub(clock::base(id).unwrap_or(0));
     if until > clock::thread_now()
         && let Some(waiter) = handoff::enter(until, Wake::Flag)
@@ -348,11 +348,8 @@ pub unsafe extern "C" fn pthread_cond_timedwait(
     mutex: *mut libc::pthread_mutex_t,
     deadline: *const libc::timespec,
 ) -> c_int {
-    type Function = unsafe extern "C" fn(
-        *mut libc::pthread_cond_t,
-        *mut libc::pthread_mutex_t,
-        *const libc::timespec,
-    ) -> c_int;
+    type Function =
+        unsafe extern "C" fn(*mut libc::pthread_cond_t, *mut libc::pthread_mutex_t, *const libc::timespec) -> c_int;
     let wait = |deadline| original!(COND_TIMEDWAIT, Function, libc::ENOSYS, (cond, mutex, deadline));
     // SAFETY: the caller's deadline.
     match unsafe { virtual_deadline(deadline) } {

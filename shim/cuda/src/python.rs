@@ -32,7 +32,10 @@ fn symbol(name: &CStr) -> Option<*mut c_void> {
 unsafe extern "C" {
     /// As `dladdr`, with the symbol table's entry (glibc).
     fn dladdr1(
-        address: *const c_void, info: *mut libc::Dl_info, extra: *mut *const libc::Elf64_Sym, what: c_int,
+        address: *const c_void,
+        info: *mut libc::Dl_info,
+        extra: *mut *const libc::Elf64_Sym,
+        what: c_int,
     ) -> c_int;
 }
 

@@ -1,5 +1,7 @@
 //! The library under `LD_PRELOAD`: a C program (`driver.c`) uses it against a small engine in this process.
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "tests report what they measure or skip")]
+
 mod support;
 
 use prism_wire::control::ControlKind;
@@ -10,11 +12,9 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 use support::{Engine, OPERATION_NS, PROFILE, Sent};
 
-/// The library, built by cargo beside this test.
+/// The library, which cargo has built beside this test.
 fn library() -> PathBuf {
-    let test = std::env::current_exe().expect("a path");
-    let folder = test.ancestors().nth(2).expect("target/PROFILE/deps/test");
-    let library = folder.join("libprism_cuda.so");
+    let library = std::env::current_exe().expect("a path").with_file_name("libprism_cuda.so");
     assert!(library.is_file(), "{} is missing: build the crate first", library.display());
     library
 }
@@ -203,6 +203,14 @@ fn time_is_virtual_and_the_same_on_every_run() {
 }
 
 #[test]
+fn background_threads_wait_in_virtual_time_and_act_at_the_same_points() {
+    let (_, first, stderr) = run("handover");
+    assert_eq!(stderr, "");
+    assert_eq!(first.lines().count(), 50);
+    assert_eq!(first, run("handover").1);
+}
+
+#[test]
 fn the_legacy_stream_and_blocking_streams_wait_for_each_other() {
     let (sent, _, _) = run("streams");
     let links = |index: usize| kinds(&sent.records[index..index + 3]);
@@ -263,7 +271,11 @@ fn every_function_seen_in_training_is_exported() {
     let missing: Vec<&str> = called
         .lines()
         .filter_map(|line| line.split_whitespace().last())
-        .filter(|name| ["cuda", "__cuda", "cuCtx", "cuDevice", "cuLogs", "cuMem", "cuTensor"].iter().any(|family| name.starts_with(family)))
+        .filter(|name| {
+            ["cuda", "__cuda", "cuCtx", "cuDevice", "cuLogs", "cuMem", "cuTensor"]
+                .iter()
+                .any(|family| name.starts_with(family))
+        })
         .filter(|name| !known.contains(name) && !known.contains(format!("{name}_v2").as_str()))
         .collect();
     assert!(missing.is_empty(), "{missing:?}");

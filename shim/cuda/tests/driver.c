@@ -370,6 +370,56 @@ static void clocks(void) {
     printf("%lld\n", (long long)(ns(CLOCK_MONOTONIC) - start));
 }
 
+/* A watchdog: looks every 100 ms, for as long as it is not told to stop. */
+static int looks, stop;
+static int64_t looked_at[64];
+
+static void *watchdog(void *unused) {
+    (void)unused;
+    CHECK(pthread_mutex_lock(&mutex) == 0);
+    while (!stop) {
+        struct timespec until = at(ns(CLOCK_REALTIME) + 100000000);
+        int rc = pthread_cond_timedwait(&cond, &mutex, &until);
+        CHECK(rc == 0 || rc == ETIMEDOUT);
+        if (rc == ETIMEDOUT) looked_at[looks++] = ns(CLOCK_MONOTONIC);
+    }
+    CHECK(pthread_mutex_unlock(&mutex) == 0);
+    return 0;
+}
+
+/* A thread that sleeps is woken in the same way. */
+static void *sleeper(void *wakeups) {
+    for (int i = 0; i < 3; i++) {
+        usleep(150000);
+        ++*(int *)wakeups;
+    }
+    return 0;
+}
+
+static void handover(void) {
+    register_kernels();
+    int count, wakeups = 0;
+    OK(cudaGetDeviceCount(&count));
+    int64_t start = ns(CLOCK_MONOTONIC), real = real_ns();
+    pthread_t thread, other;
+    CHECK(pthread_create(&thread, 0, watchdog, 0) == 0);
+    CHECK(pthread_create(&other, 0, sleeper, &wakeups) == 0);
+    /* Both threads must have begun to wait before time goes on. */
+    syscall(SYS_nanosleep, &(struct timespec){0, 200000000}, 0);
+    for (int i = 0; i < 50; i++) {
+        usleep(20000);
+        launch_a(0);
+        printf("%d %d\n", looks, wakeups);
+    }
+    CHECK(looks >= 8 && looks <= 10 && wakeups == 3);
+    CHECK(real_ns() - real < 5000000000LL);
+    for (int i = 0; i < looks; i++) CHECK(looked_at[i] - start >= (i + 1) * 100000000LL);
+    CHECK(pthread_mutex_lock(&mutex) == 0);
+    stop = 1;
+    CHECK(pthread_cond_signal(&cond) == 0 && pthread_mutex_unlock(&mutex) == 0);
+    CHECK(pthread_join(thread, 0) == 0 && pthread_join(other, 0) == 0);
+}
+
 static void count_up(void *number) { ++*(int *)number; }
 
 static void streams(void) {
@@ -461,7 +511,7 @@ int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } SCENARIOS[] = {
         {"inert", inert}, {"no_engine", no_engine}, {"records", records}, {"memory", memory},
         {"virtual_memory", virtual_memory}, {"clocks", clocks}, {"streams", streams}, {"unsupported", unsupported},
-        {"forked", forked}, {"exiting", exiting}, {"speed", speed},
+        {"forked", forked}, {"exiting", exiting}, {"handover", handover}, {"speed", speed},
     };
     if (argc == 2 && strcmp(argv[1], "functions") == 0) return fputs(prism_cuda_functions(), stdout) < 0;
     for (size_t i = 0; argc == 2 && i < sizeof SCENARIOS / sizeof *SCENARIOS; i++) {

@@ -149,13 +149,8 @@ unsafe fn memory_v2(handle: *mut c_void, result: *mut MemoryV2) -> Result<(), St
     let memory = memory(handle)?;
     // SAFETY: the contract of this function.
     let result = unsafe { result.as_mut() }.ok_or(Status::INVALID_ARGUMENT)?;
-    *result = MemoryV2 {
-        version: result.version,
-        total: memory.total,
-        reserved: 0,
-        free: memory.free,
-        used: memory.used,
-    };
+    *result =
+        MemoryV2 { version: result.version, total: memory.total, reserved: 0, free: memory.free, used: memory.used };
     Ok(())
 }
 

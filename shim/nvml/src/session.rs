@@ -45,7 +45,6 @@ pub(crate) fn memory(device: c_int) -> Result<(u64, u64), Status> {
     let address = symbol(c"prism_device_memory").ok_or(Status::DRIVER_NOT_LOADED)?;
     let (mut free, mut total) = (0, 0);
     // SAFETY: the function has this type and writes the two numbers above.
-    let rc =
-        unsafe { std::mem::transmute::<*mut c_void, GetMemory>(address)(device, &raw mut free, &raw mut total) };
+    let rc = unsafe { std::mem::transmute::<*mut c_void, GetMemory>(address)(device, &raw mut free, &raw mut total) };
     if rc == 0 { Ok((free as u64, total as u64)) } else { Err(Status::UNKNOWN) }
 }

@@ -17,6 +17,8 @@ pub(crate) struct Pending {
     pub(crate) reply_slot: u32,
     pub(crate) host_ns: i64,
     pub(crate) question: PendingKind,
+    /// Asked by a thread that does not drive the device.
+    pub(crate) is_background: bool,
 }
 
 /// What the process asked.

@@ -15,13 +15,15 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Records a process may run ahead of the engine: 64 Ki records are 4 MiB of shared memory.
 const RING_RECORDS: u32 = 1 << 16;
 /// How often waiting threads look whether the session ends.
 const POLL: Duration = Duration::from_millis(100);
 const BATCH: usize = 1024;
+/// How long a value set in the rendezvous store may take to get here.
+const STORE_DELAY: Duration = Duration::from_secs(2);
 
 /// One run of live ranks against virtual (or absent) peers.
 pub struct Session {
@@ -192,7 +194,10 @@ fn control_loop(rank: u32, mut control: ControlChannel, shared: &Shared) {
     // A frame that makes no sense ends the connection like a dead peer does: the record thread reports the rank's end.
     while let Ok(Some((kind, payload))) = control.recv() {
         let answer = match Request::decode(kind, &payload) {
-            Ok(request) => lock(&shared.state).control(rank, request),
+            Ok(request) => {
+                await_identity(&request, shared);
+                lock(&shared.state).control(rank, request)
+            }
             Err(error) => Err(error.to_string()),
         };
         let sent = match answer {
@@ -202,6 +207,22 @@ fn control_loop(rank: u32, mut control: ControlChannel, shared: &Shared) {
         if sent.is_err() {
             break;
         }
+    }
+}
+
+/// The root of a group publishes its unique id in the store and creates the communicator at once, without waiting for the
+/// store: the id may still be on its way to us.
+fn await_identity(request: &Request, shared: &Shared) {
+    let Request::CommInit { nranks, unique_id, .. } = request else { return };
+    let deadline = Instant::now() + STORE_DELAY;
+    loop {
+        let state = lock(&shared.state);
+        // The world is told by its size.
+        if *nranks == state.world_size || state.identity.key_of(unique_id).is_some() || Instant::now() >= deadline {
+            return;
+        }
+        drop(state);
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -230,7 +230,8 @@ impl State {
             _ => (Question::Resume, PendingKind::Resume),
         };
         self.sim_of(rank).ask(Rank(rank), question, ticket);
-        let pending = Pending { reply_slot: record.h, host_ns: record.host_ns, question: pending };
+        let is_background = record.flags & FLAG_BACKGROUND != 0;
+        let pending = Pending { reply_slot: record.h, host_ns: record.host_ns, question: pending, is_background };
         self.processes.get_mut(&rank).expect("checked by the caller").pending.insert(ticket, pending);
     }
 
@@ -315,6 +316,8 @@ impl State {
             let Some(process) = self.processes.get_mut(&rank.0) else { continue };
             let Some(pending) = process.pending.remove(&ticket) else { continue };
             let (value, host_ns) = match answer {
+                // A background thread waits in its own time.
+                Answer::Resume(time) if pending.is_background => (0, time.as_ns().max(pending.host_ns)),
                 Answer::Resume(time) => {
                     let resumed = time.as_ns().max(pending.host_ns);
                     // Calls other threads made while this one waited come after its return.

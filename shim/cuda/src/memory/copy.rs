@@ -156,7 +156,8 @@ pub(crate) fn fill_2d(
     if width > pitch {
         return Err(Error::INVALID_PITCH);
     }
-    let extent = pitch.checked_mul(height - 1).and_then(|bytes| bytes.checked_add(width)).ok_or(Error::INVALID_VALUE)?;
+    let extent =
+        pitch.checked_mul(height - 1).and_then(|bytes| bytes.checked_add(width)).ok_or(Error::INVALID_VALUE)?;
     let writable = is_device(to) || host_range(to).is_some();
     if !writable || !width.is_multiple_of(unit) || !(to as usize).is_multiple_of(unit) {
         return Err(Error::INVALID_VALUE);
@@ -166,8 +167,7 @@ pub(crate) fn fill_2d(
         fill_row(to as usize + row * pitch, value, unit, width);
     }
     let stream = stream::id(stream);
-    let record =
-        Record { kind: RecordKind::Memset as u16, stream, a: (width * height) as u64, ..Record::default() };
+    let record = Record { kind: RecordKind::Memset as u16, stream, a: (width * height) as u64, ..Record::default() };
     session.append(record, session.config.host.cost(HostCost::Memcpy)).map_err(|()| Error::UNKNOWN)
 }
 

@@ -45,14 +45,12 @@ pub(crate) fn alloc_host(bytes: usize, flags: c_uint, is_managed: bool) -> Resul
     }
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: a fresh private mapping anywhere.
-    let pointer = unsafe {
-        libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
-    };
+    let pointer =
+        unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) };
     if pointer == libc::MAP_FAILED {
         return Err(Error::OUT_OF_MEMORY);
     }
-    let range =
-        HostRange { base: pointer as usize, bytes, flags, device: device::current(), is_managed, owned: true };
+    let range = HostRange { base: pointer as usize, bytes, flags, device: device::current(), is_managed, owned: true };
     RANGES.write().unwrap_or_else(PoisonError::into_inner).insert(range.base, range);
     charge();
     Ok(pointer)
@@ -82,8 +80,7 @@ pub(crate) fn register_host(pointer: *mut c_void, bytes: usize, flags: c_uint) -
     }
     let base = pointer as usize;
     let mut ranges = RANGES.write().unwrap_or_else(PoisonError::into_inner);
-    let overlaps =
-        ranges.range(..base + bytes).next_back().is_some_and(|(_, range)| range.base + range.bytes > base);
+    let overlaps = ranges.range(..base + bytes).next_back().is_some_and(|(_, range)| range.base + range.bytes > base);
     if overlaps {
         return Err(Error::HOST_MEMORY_ALREADY_REGISTERED);
     }

@@ -182,9 +182,7 @@ unsafe fn launch_config(config: *const LaunchConfig, function: *const c_void) ->
 
 /// # Safety
 /// `name` must be null or a C string.
-unsafe fn entry_point(
-    name: *const c_char, pointer: *mut *mut c_void, version: c_int, status: *mut c_int,
-) -> Outcome {
+unsafe fn entry_point(name: *const c_char, pointer: *mut *mut c_void, version: c_int, status: *mut c_int) -> Outcome {
     if name.is_null() {
         return Err(Error::INVALID_VALUE);
     }

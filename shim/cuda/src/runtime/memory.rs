@@ -52,7 +52,12 @@ fn host_device_pointer(pointer: *mut c_void, flags: c_uint) -> Result<*mut c_voi
 /// # Safety
 /// As for [`memory::copy`].
 unsafe fn copy_peer(
-    to: *mut c_void, to_device: c_int, from: *const c_void, from_device: c_int, bytes: usize, stream: *mut c_void,
+    to: *mut c_void,
+    to_device: c_int,
+    from: *const c_void,
+    from_device: c_int,
+    bytes: usize,
+    stream: *mut c_void,
     is_async: bool,
 ) -> Outcome {
     device::check(to_device)?;

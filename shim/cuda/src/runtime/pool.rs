@@ -50,9 +50,8 @@ pub(crate) fn free_async(pointer: *mut c_void) -> Outcome {
     if let Some(place) = memory::find(pointer) {
         let used = &USED[place.device as usize];
         // Memory of cudaMalloc may be freed this way too: the pool's figure does not fall below zero.
-        let _ = used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            Some(used.saturating_sub(place.bytes as u64))
-        });
+        let _ = used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| Some(used.saturating_sub(place.bytes as u64)));
     }
     memory::free(pointer)
 }
@@ -93,9 +92,7 @@ unsafe fn set(pool: *mut c_void, attribute: c_int, value: *const c_void) -> Outc
         return Err(Error::INVALID_VALUE);
     }
     // SAFETY: not null, and of the attribute's type by the contract of this function.
-    let value = unsafe {
-        if is_wide(attribute) { *value.cast::<u64>() } else { *value.cast::<c_int>() as u64 }
-    };
+    let value = unsafe { if is_wide(attribute) { *value.cast::<u64>() } else { *value.cast::<c_int>() as u64 } };
     match attribute {
         1..=4 => {
             SETTINGS.lock().unwrap_or_else(PoisonError::into_inner).insert((device, attribute), value);
