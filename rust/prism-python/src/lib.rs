@@ -1,5 +1,7 @@
 //! `prism_core._native`: converts, calls the engine, converts back. No logic of its own.
 
+#![allow(clippy::needless_pass_by_value, reason = "pyo3 hands arguments over by value")]
+
 mod error;
 mod graph;
 mod replay;

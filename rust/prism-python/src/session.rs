@@ -33,7 +33,7 @@ fn options_of(options: &Value, graph: Option<&prism_engine::graph::Graph>) -> Py
     })
 }
 
-fn text<'a>(key: &'a [u8]) -> PyResult<&'a str> {
+fn text(key: &[u8]) -> PyResult<&str> {
     std::str::from_utf8(key).map_err(|_| ConfigError::new_err("store keys must be UTF-8"))
 }
 

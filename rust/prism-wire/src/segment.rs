@@ -182,7 +182,7 @@ impl Segment {
     /// The `T` at `offset`, one of the constants above.
     #[inline]
     fn at<T: SharedPart>(&self, offset: usize) -> &T {
-        debug_assert!(offset % align_of::<T>() == 0 && offset + size_of::<T>() <= self.mapping.bytes());
+        debug_assert!(offset.is_multiple_of(align_of::<T>()) && offset + size_of::<T>() <= self.mapping.bytes());
         // SAFETY: the assertions at the top of the file and the mapping's size (never less than RECORDS_OFFSET) keep the
         // part inside the mapping and apart from the others; a `SharedPart` is valid for all bit patterns and consists of
         // atomics, so that writes of the other process are no data races.

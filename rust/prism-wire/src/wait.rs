@@ -115,7 +115,7 @@ impl Spin {
             return ready();
         }
         let misses = self.misses.load(core::sync::atomic::Ordering::Relaxed);
-        let hopeful = misses < MISSES_ALLOWED || misses % RETRY_EVERY == 0;
+        let hopeful = misses < MISSES_ALLOWED || misses.is_multiple_of(RETRY_EVERY);
         let rounds = if hopeful { SPIN_ROUNDS } else { SPIN_ROUNDS_SHORT };
         for _ in 0..rounds {
             if ready() {

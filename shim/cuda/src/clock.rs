@@ -134,7 +134,9 @@ pub(crate) fn read() -> i64 {
 pub(crate) fn refund_read() {
     let cost = READ_COST.load(Ordering::Relaxed);
     if is_driver() {
-        if READS.fetch_sub(1, Ordering::Relaxed) > FREE_READS {
+        // Another driver may have reset the count in between: it does not fall below zero.
+        let reads = READS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |reads| Some(reads.saturating_sub(1)));
+        if reads.is_ok_and(|reads| reads > FREE_READS) {
             charge(-cost);
         }
     } else {

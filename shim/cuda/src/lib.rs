@@ -6,7 +6,7 @@
 //! | module | job |
 //! |---|---|
 //! | [`session`] | the connection to the engine, lazily made: append, query, control, name ids |
-//! | [`clock`], [`interpose`] | the virtual host clock and the libc functions that read it |
+//! | [`clock`], [`interpose`], [`polls`] | the virtual host clock and the libc functions that read or wait for it |
 //! | [`handoff`] | timed waits of background threads, in virtual time |
 //! | [`memory`] | device, pinned and virtual-memory allocations, copies, exact accounting |
 //! | [`stream`], [`event`] | dense ids behind opaque handles |
@@ -34,6 +34,8 @@ mod interpose;
 mod kernel;
 mod libs;
 mod memory;
+mod original;
+mod polls;
 mod python;
 mod real;
 mod runtime;

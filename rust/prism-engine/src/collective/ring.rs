@@ -59,11 +59,11 @@ pub struct RingScratch {
 /// slices for every change of message size.
 pub fn completion(ring: &Ring<'_>, arrivals: &[i64], out: &mut [i64], scratch: &mut RingScratch) {
     let n = arrivals.len();
-    if let Some(duration) = uniform_duration(ring) {
-        if arrivals.windows(2).all(|pair| pair[0] == pair[1]) {
-            out.fill(arrivals.first().map_or(0, |arrival| arrival + duration));
-            return;
-        }
+    if let Some(duration) = uniform_duration(ring)
+        && arrivals.windows(2).all(|pair| pair[0] == pair[1])
+    {
+        out.fill(arrivals.first().map_or(0, |arrival| arrival + duration));
+        return;
     }
     let slices = ring.slices as usize;
     for side in [&mut scratch.tail, &mut scratch.next] {

@@ -34,6 +34,7 @@ pub(crate) enum PendingKind {
 
 /// Bytes on the device, as the driver and the program's allocator see them.
 #[derive(Clone, Copy, Debug, Default)]
+#[allow(clippy::struct_field_names, reason = "the unit belongs to the name")]
 pub(crate) struct Memory {
     pub(crate) device_bytes: u64,
     pub(crate) device_peak_bytes: u64,

@@ -291,8 +291,8 @@ impl State {
         }
         let is_resume = |pending: &Pending| pending.question == PendingKind::Resume;
         if self.members(sim).all(|process| process.pending.values().all(is_resume)) {
-            let text = self.sims[sim].blocked().iter().map(|blocked| format!("\n  {blocked}")).collect::<String>();
-            self.fail(format!("deadlock: every running rank waits and nothing can move{text}"));
+            let waiting: Vec<String> = self.sims[sim].blocked().iter().map(ToString::to_string).collect();
+            self.fail(format!("deadlock: every running rank waits and nothing can move\n  {}", waiting.join("\n  ")));
             return false;
         }
         self.sims[sim].settle_questions();
