@@ -3,7 +3,7 @@
 set -euo pipefail
 bin=$1 out=$2
 export PATH="$PWD/$bin:$PATH"
-program=(python examples/train_gpt.py --mode ddp --iters 4)
+program=(python examples/train_gpt.py --mode ddp --layers 8 --hidden 1024 --heads 16 --seq 1024 --batch 8 --iters 4)
 rm -rf "$out"; mkdir -p "$out"
 say() { printf '\n== %s\n' "$*" >&2; }
 say "collect: the execution graph of 8,192 ranks from a handful of processes"

@@ -8,7 +8,7 @@
 //!
 //! Two valves keep this from holding a program up: the driving thread stands still for [`PATIENCE`] at most, and while all
 //! threads that drive the device are asleep (they wait for a peer, or for the very thread that waits here), waits run out
-//! in real time.
+//! in real time. A thread that waits for the engine's answer does not count as asleep: time stands still until it comes.
 
 use crate::{clock, real, session};
 use std::ffi::c_int;
@@ -55,6 +55,8 @@ static NEXT: AtomicI64 = AtomicI64::new(i64::MAX);
 static DRIVERS: Mutex<Vec<i64>> = Mutex::new(Vec::new());
 /// Virtual time at which all drivers were last seen asleep: until it changes, waits need not find that out again.
 static ASLEEP_AT: AtomicI64 = AtomicI64::new(-1);
+/// Threads that drive the device and wait for the engine now.
+static AT_ENGINE: AtomicU32 = AtomicU32::new(0);
 /// Handovers that ended by [`PATIENCE`]: their effect may differ between runs.
 static IMPATIENT: AtomicU32 = AtomicU32::new(0);
 /// Taken by the thread that hands over.
@@ -114,7 +116,7 @@ impl Waiter {
         if !session::is_connected() {
             return true;
         }
-        if self.seen.swap(now, Ordering::Relaxed) != now {
+        if self.seen.swap(now, Ordering::Relaxed) != now || AT_ENGINE.load(Ordering::Acquire) > 0 {
             return false;
         }
         let drivers = DRIVERS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -145,6 +147,22 @@ impl Waiter {
         }
         ran_out
     }
+}
+
+/// Runs `body`, in which the calling thread waits for the engine.
+pub(crate) fn at_engine<T>(body: impl FnOnce() -> T) -> T {
+    struct Leave;
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            AT_ENGINE.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+    if !clock::is_driver() {
+        return body();
+    }
+    AT_ENGINE.fetch_add(1, Ordering::AcqRel);
+    let _leave = Leave;
+    body()
 }
 
 /// A point of the program at which the driving thread holds no lock of a framework's allocator: hands over to the

@@ -1,7 +1,7 @@
 //! The process's one connection to the engine. Nothing happens before the first call that needs a device.
 
 use crate::config::Config;
-use crate::{clock, real};
+use crate::{clock, handoff, real};
 use prism_wire::client::{Client, ControlError};
 use prism_wire::control::{ControlKind, ENV_RANK, ENV_SESSION, ENV_WORLD_SIZE};
 use prism_wire::frame::{DeviceMode, Hello};
@@ -172,7 +172,7 @@ pub(crate) enum ControlFailure {
 /// Sends a control request and waits for its answer. A lost engine is said once on stderr.
 pub(crate) fn control(kind: ControlKind, payload: &[u8]) -> Result<Vec<u8>, ControlFailure> {
     let session = get().map_err(ControlFailure::Gone)?;
-    clock::inside(|| session.client.control(kind, payload)).map_err(|error| match error {
+    at_engine(|| session.client.control(kind, payload)).map_err(|error| match error {
         ControlError::Refused(text) => ControlFailure::Refused(text),
         ControlError::Disconnected => {
             lost(&error.to_string());
@@ -209,7 +209,7 @@ impl Session {
         if !drives {
             record.flags |= FLAG_BACKGROUND;
         }
-        let reply = match clock::inside(|| self.client.query(record)) {
+        let reply = match at_engine(|| self.client.query(record)) {
             Ok(reply) => reply,
             Err(error) => {
                 lost(&error.to_string());
@@ -239,12 +239,17 @@ impl Session {
         let mut payload = id.to_le_bytes().to_vec();
         payload.extend_from_slice(name.as_bytes());
         // The table stays locked, so that no other thread uses the id before the engine knows it.
-        if let Err(error) = clock::inside(|| self.client.control(ControlKind::Name, &payload)) {
+        if let Err(error) = at_engine(|| self.client.control(ControlKind::Name, &payload)) {
             lost(&error.to_string());
         }
         names.insert(name.to_owned(), id);
         id
     }
+}
+
+/// Runs `body`, which waits for the engine: with the real clocks, and without background threads losing patience.
+fn at_engine<T>(body: impl FnOnce() -> T) -> T {
+    clock::inside(|| handoff::at_engine(body))
 }
 
 /// Says once that the engine cannot be used any more.

@@ -256,6 +256,48 @@ fn calls_after_exit_are_harmless() {
     assert_eq!((stdout.as_str(), stderr.as_str()), ("ended\n", ""));
 }
 
+/// Two Python threads that fight for the interpreter lock, and what the main one sees of the time that takes.
+const LOCK_PROGRAM: &str = "
+import ctypes, threading, time
+cuda = ctypes.CDLL(None)
+pointer = ctypes.c_void_p()
+assert cuda.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(100)) == 0
+count = 0
+def work():
+    global count
+    for _ in range(2_000_000):
+        count += 1
+thread = threading.Thread(target=work)
+before = time.monotonic_ns()
+thread.start()
+for _ in range(2_000_000):
+    pass
+thread.join()
+print(time.monotonic_ns() - before)
+";
+
+#[test]
+fn waiting_for_pythons_interpreter_lock_takes_no_virtual_time() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        eprintln!("skipped: there is no python3");
+        return;
+    }
+    let dir = tempfile_dir();
+    let engine = Engine::start(&dir, PROFILE);
+    let output = Command::new("python3")
+        .args(["-S", "-c", LOCK_PROGRAM])
+        .env("LD_PRELOAD", library())
+        .env("PRISM_SESSION", engine.path())
+        .env("PRISM_RANK", "0")
+        .env("PRISM_WORLD_SIZE", "1")
+        .output()
+        .expect("python3 runs");
+    let (stdout, _) = passed(&output);
+    assert_eq!(stdout, "0\n");
+    drop(engine);
+    let _ = std::fs::remove_dir(&dir);
+}
+
 /// Names that must be there because a framework was seen to call them, one `count name` a line.
 const CALLED: &str = "../../../shared/data/cuda/called-in-all-probes.txt";
 
