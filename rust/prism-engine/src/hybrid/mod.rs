@@ -1,8 +1,8 @@
 //! A session: training processes (live ranks) run against virtual ranks replayed from the graph, or, while collecting,
 //! against absent peers.
 //!
-//! [`Session`] owns the threads and sockets, `state` is the machine they feed, `translate` turns facts of the wire into
-//! ops, `identity` finds out which ranks a communicator has, `recorder` keeps op programs, `summary` reports.
+//! [`Session`] owns the threads and sockets, `state` is the machine they feed, `waiting` has its answers, `translate` turns
+//! facts of the wire into ops, `identity` finds out which ranks a communicator has, `recorder` keeps op programs, `summary` reports.
 
 pub mod identity;
 mod nccl_memory;
@@ -12,6 +12,7 @@ mod session;
 mod state;
 mod summary;
 mod translate;
+mod waiting;
 
 pub use session::Session;
 pub use summary::{CommInfo, CommunicatorSummary, RankStatus, RankSummary, RecordingInfo, Status, Summary};

@@ -51,7 +51,8 @@ pub(crate) struct Process {
     pub(crate) pid: Option<u32>,
     pub(crate) replies: Option<ReplyWriter>,
     pub(crate) exited: Option<i32>,
-    pub(crate) disconnected: bool,
+    /// Its last record has been taken in. An exit code may be known before that.
+    pub(crate) has_ended: bool,
     pub(crate) last_host_ns: i64,
     /// Queries of threads that do not drive the device, by event, since the last call of one that does.
     pub(crate) background_polls: BTreeMap<u32, u32>,
@@ -77,7 +78,7 @@ impl Process {
             pid: None,
             replies: None,
             exited: None,
-            disconnected: false,
+            has_ended: false,
             last_host_ns: 0,
             background_polls: BTreeMap::new(),
             pending: BTreeMap::new(),
@@ -95,14 +96,14 @@ impl Process {
         }
     }
 
-    /// No more ops will come.
-    pub(crate) fn has_ended(&self) -> bool {
-        self.exited.is_some() || self.disconnected
+    /// Some thread waits for an answer.
+    pub(crate) fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
     }
 
-    /// The program cannot go on before the engine answers.
-    pub(crate) fn is_waiting(&self) -> bool {
-        !self.pending.is_empty()
+    /// What the threads that drive the device wait for; while there is any, the program cannot go on.
+    pub(crate) fn driver_pending(&self) -> impl Iterator<Item = &Pending> {
+        self.pending.values().filter(|pending| !pending.is_background)
     }
 
     pub(crate) fn recording(&self, world_size: u32, names: &IndexSet<String>) -> Option<RankRecording> {

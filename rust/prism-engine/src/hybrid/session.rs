@@ -36,7 +36,10 @@ pub struct Session {
 struct Shared {
     state: Mutex<State>,
     config_text: String,
+    /// The session ends: threads stop when they have nothing to do.
     stop: AtomicBool,
+    /// Processes that still run are cut off: their end says nothing about them.
+    is_closing: AtomicBool,
     process_threads: Mutex<Vec<JoinHandle<()>>>,
     closers: Mutex<Vec<SessionCloser>>,
 }
@@ -57,6 +60,7 @@ impl Session {
             state: Mutex::new(state),
             config_text: options.profile.config_text(),
             stop: AtomicBool::new(false),
+            is_closing: AtomicBool::new(false),
             process_threads: Mutex::new(Vec::new()),
             closers: Mutex::new(Vec::new()),
         };
@@ -117,9 +121,8 @@ impl Session {
         for thread in std::mem::take(&mut *lock(&self.threads)) {
             let _ = thread.join();
         }
-        for closer in std::mem::take(&mut *lock(&self.shared.closers)) {
-            closer.close();
-        }
+        self.await_threads();
+        self.cut_off();
         for thread in std::mem::take(&mut *lock(&self.shared.process_threads)) {
             let _ = thread.join();
         }
@@ -148,12 +151,27 @@ fn simulations(options: &SessionOptions, graph: Option<&Arc<Graph>>) -> Result<V
     }
 }
 
-impl Drop for Session {
-    fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
+impl Session {
+    /// Gives the threads of processes that have died time to take their last records in.
+    fn await_threads(&self) {
+        let deadline = Instant::now() + 3 * POLL;
+        while Instant::now() < deadline && !lock(&self.shared.process_threads).iter().all(JoinHandle::is_finished) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn cut_off(&self) {
+        self.shared.is_closing.store(true, Ordering::Release);
         for closer in std::mem::take(&mut *lock(&self.shared.closers)) {
             closer.close();
         }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.cut_off();
     }
 }
 
@@ -175,12 +193,17 @@ fn accept_loop(listener: &Listener, shared: &Arc<Shared>) {
 }
 
 fn welcome(stream: UnixStream, shared: &Arc<Shared>) {
+    let mut admitted = None;
     let admit = |hello: &prism_wire::frame::Hello| {
         lock(&shared.state).connect(hello.rank, hello.world_size, hello.pid)?;
+        admitted = Some(hello.rank);
         Ok(shared.config_text.clone())
     };
     // A refused or broken handshake is the process's problem; it has been told.
-    let Ok(Connection { hello, control, records, replies }) = handshake(stream, admit, RING_RECORDS) else { return };
+    let Ok(Connection { hello, control, records, replies }) = handshake(stream, admit, RING_RECORDS) else {
+        admitted.into_iter().for_each(|rank| lock(&shared.state).forget(rank));
+        return;
+    };
     lock(&shared.state).attach(hello.rank, replies);
     lock(&shared.closers).push(control.closer());
     let mut threads = lock(&shared.process_threads);
@@ -195,7 +218,7 @@ fn control_loop(rank: u32, mut control: ControlChannel, shared: &Shared) {
     while let Ok(Some((kind, payload))) = control.recv() {
         let answer = match Request::decode(kind, &payload) {
             Ok(request) => {
-                await_identity(&request, shared);
+                await_identity(rank, &request, shared);
                 lock(&shared.state).control(rank, request)
             }
             Err(error) => Err(error.to_string()),
@@ -212,13 +235,14 @@ fn control_loop(rank: u32, mut control: ControlChannel, shared: &Shared) {
 
 /// The root of a group publishes its unique id in the store and creates the communicator at once, without waiting for the
 /// store: the id may still be on its way to us.
-fn await_identity(request: &Request, shared: &Shared) {
+fn await_identity(rank: u32, request: &Request, shared: &Shared) {
     let Request::CommInit { nranks, unique_id, .. } = request else { return };
     let deadline = Instant::now() + STORE_DELAY;
     loop {
         let state = lock(&shared.state);
-        // The world is told by its size.
-        if *nranks == state.world_size || state.identity.key_of(unique_id).is_some() || Instant::now() >= deadline {
+        // Without process groups only the world can be meant, and its size tells it.
+        let is_told = *nranks == state.world_size && state.processes.get(&rank).is_none_or(|own| own.groups.is_empty());
+        if is_told || state.identity.key_of(unique_id).is_some() || Instant::now() >= deadline {
             return;
         }
         drop(state);
@@ -234,9 +258,17 @@ fn record_loop(rank: u32, mut records: RecordReader, shared: &Shared) {
         records.pop_batch(&mut batch, BATCH);
         if !batch.is_empty() {
             lock(&shared.state).feed(rank, &batch);
-        } else if !has_records && (records.is_closed() || shared.stop.load(Ordering::Acquire)) {
-            break;
+        } else if !has_records {
+            if records.is_closed() {
+                break;
+            }
+            if shared.stop.load(Ordering::Acquire) {
+                return;
+            }
         }
     }
-    lock(&shared.state).end(rank, None);
+    // A process that was cut off has not ended by itself: its peers do not wait for it in vain.
+    if !shared.is_closing.load(Ordering::Acquire) {
+        lock(&shared.state).end(rank, None);
+    }
 }

@@ -1,4 +1,5 @@
-//! The session's state: live ranks feed the simulation, answers go back. No threads here; [`super::session`] owns them.
+//! The session's state: live ranks feed the simulation; `waiting` sends the answers back. No threads here;
+//! [`super::session`] owns them.
 
 use super::identity::{IdentityTable, UniqueId};
 use super::process::{Memory, Pending, PendingKind, Process, ProcessNames, intern};
@@ -6,7 +7,7 @@ use super::translate;
 use crate::graph::op::{Op, OpKind};
 use crate::ids::{EventId, Rank, StreamId};
 use crate::profile::Profile;
-use crate::sim::{Answer, Question, SimReport, Simulation};
+use crate::sim::{Question, SimReport, Simulation};
 use crate::slice::recording::{CommOrigin, ProcessGroup, RankRecording, RecordedComm};
 use crate::units::SimTime;
 use indexmap::IndexSet;
@@ -26,7 +27,7 @@ const RUN_EVERY_OPS: usize = 4096;
 pub(crate) struct State {
     /// One simulation of all ranks when emulating; one for each live rank when collecting, where every rank runs alone
     /// against absent peers, in its own time.
-    sims: Vec<Simulation>,
+    pub(super) sims: Vec<Simulation>,
     pub(crate) profile: Profile,
     pub(crate) world_size: u32,
     pub(crate) processes: BTreeMap<u32, Process>,
@@ -34,7 +35,7 @@ pub(crate) struct State {
     pub(crate) names: IndexSet<String>,
     pub(crate) failure: Option<String>,
     next_ticket: u64,
-    unprocessed: usize,
+    pub(super) unprocessed: usize,
 }
 
 impl State {
@@ -71,6 +72,13 @@ impl State {
         }
         process.pid = Some(pid);
         Ok(())
+    }
+
+    /// The connection of an admitted process came to nothing.
+    pub(crate) fn forget(&mut self, rank: u32) {
+        if let Some(process) = self.processes.get_mut(&rank) {
+            process.pid = None;
+        }
     }
 
     pub(crate) fn attach(&mut self, rank: u32, replies: ReplyWriter) {
@@ -163,7 +171,7 @@ impl State {
             }
         }
         self.unprocessed += records.len();
-        if has_query || self.unprocessed >= RUN_EVERY_OPS || self.processes.values().any(Process::is_waiting) {
+        if has_query || self.unprocessed >= RUN_EVERY_OPS || self.processes.values().any(Process::has_pending) {
             self.advance();
         }
     }
@@ -202,7 +210,7 @@ impl State {
 
     fn push(&mut self, rank: u32, record: &Record, kind: OpKind) -> Result<(), String> {
         let process = self.processes.get_mut(&rank).expect("checked by the caller");
-        let gap_ns = (record.host_ns - process.last_host_ns).max(0);
+        let gap_ns = record.host_ns.saturating_sub(process.last_host_ns).max(0);
         process.last_host_ns = process.last_host_ns.max(record.host_ns);
         let op = Op { host_gap: SimTime::from_ns(gap_ns), stream: StreamId(record.stream), kind };
         if let Some(recorder) = &mut process.recorder {
@@ -272,73 +280,11 @@ impl State {
         reports.fold(first, merged)
     }
 
-    /// Runs the simulations as far as they go and answers; when every live rank of one waits, decides what waiting means.
-    pub(crate) fn advance(&mut self) {
-        self.unprocessed = 0;
-        for sim in 0..self.sims.len() {
-            while self.failure.is_none() && self.advance_sim(sim) {}
-        }
-    }
-
-    /// Says whether questions were settled, so that there may be more to do.
-    fn advance_sim(&mut self, sim: usize) -> bool {
-        if let Err(error) = self.sims[sim].run() {
-            self.fail(error.to_string());
-            return false;
-        }
-        if self.answer(sim) || !self.is_quiescent(sim) {
-            return false;
-        }
-        let is_resume = |pending: &Pending| pending.question == PendingKind::Resume;
-        if self.members(sim).all(|process| process.pending.values().all(is_resume)) {
-            let waiting: Vec<String> = self.sims[sim].blocked().iter().map(ToString::to_string).collect();
-            self.fail(format!("deadlock: every running rank waits and nothing can move\n  {}", waiting.join("\n  ")));
-            return false;
-        }
-        self.sims[sim].settle_questions();
-        !self.answer(sim)
-    }
-
-    fn members(&self, sim: usize) -> impl Iterator<Item = &Process> {
-        self.processes.values().filter(move |process| process.sim == sim)
-    }
-
-    /// Every live rank of the simulation has come, and those that have not ended wait for the engine.
-    fn is_quiescent(&self, sim: usize) -> bool {
-        let mut running = self.members(sim).filter(|process| !process.has_ended()).peekable();
-        running.peek().is_some() && running.all(|process| process.pid.is_some() && process.is_waiting())
-    }
-
-    fn answer(&mut self, sim: usize) -> bool {
-        let answers = self.sims[sim].take_answers();
-        let any = !answers.is_empty();
-        for (rank, ticket, answer) in answers {
-            let Some(process) = self.processes.get_mut(&rank.0) else { continue };
-            let Some(pending) = process.pending.remove(&ticket) else { continue };
-            let (value, host_ns) = match answer {
-                // A background thread waits in its own time.
-                Answer::Resume(time) if pending.is_background => (0, time.as_ns().max(pending.host_ns)),
-                Answer::Resume(time) => {
-                    let resumed = time.as_ns().max(pending.host_ns);
-                    // Calls other threads made while this one waited come after its return.
-                    process.last_host_ns = resumed + (process.last_host_ns - pending.host_ns).max(0);
-                    (0, resumed)
-                }
-                Answer::Done(is_done) => (i64::from(is_done), pending.host_ns),
-                Answer::Elapsed(time) => (time.as_ns(), pending.host_ns),
-            };
-            reply_to(process, pending.reply_slot, Reply { status: ReplyStatus::Ok as u32, reserved: 0, value, host_ns });
-        }
-        any
-    }
-
     /// The process has exited (the launcher says so) or its connection is gone.
     pub(crate) fn end(&mut self, rank: u32, exit_code: Option<i32>) {
         let Some(process) = self.processes.get_mut(&rank) else { return };
-        let had_ended = process.has_ended();
         process.exited = process.exited.or(exit_code);
-        process.disconnected |= exit_code.is_none();
-        if !had_ended {
+        if !std::mem::replace(&mut process.has_ended, true) {
             process.pending.clear();
             self.sim_of(rank).end_live(Rank(rank));
             self.advance();
@@ -379,7 +325,7 @@ fn failed_reply(host_ns: i64) -> Reply {
     Reply { status: ReplyStatus::Failed as u32, reserved: 0, value: 0, host_ns }
 }
 
-fn reply_to(process: &Process, slot: u32, reply: Reply) {
+pub(super) fn reply_to(process: &Process, slot: u32, reply: Reply) {
     if let Some(replies) = &process.replies {
         // A bad slot index is the process's own damage: it then waits until it notices our end.
         let _ = replies.answer(slot, reply);

@@ -140,7 +140,7 @@ pub struct CommInfo {
 pub(crate) fn status(state: &State) -> Status {
     let rank_status = |process: &Process| RankStatus {
         connected: process.pid.is_some(),
-        finished: process.has_ended(),
+        finished: process.has_ended,
         records: process.num_records,
         iterations: process.num_iterations,
         last_op: last_op(process, state),

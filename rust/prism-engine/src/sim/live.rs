@@ -114,7 +114,7 @@ impl Simulation {
     }
 
     /// A live rank makes a communicator of these members (global ranks in group-rank order): its next slot. With a graph,
-    /// the communicator is the one of the same members that has as many predecessors.
+    /// the communicator is that of the rank's own slot with the same members that has as many predecessors.
     pub fn live_comm(&mut self, rank: Rank, members: &[u32]) -> Result<SlotId, SimError> {
         let world_size = self.world_size;
         let live = self.live_mut(rank)?;
@@ -132,12 +132,14 @@ impl Simulation {
     }
 
     fn find_comm(&mut self, rank: Rank, members: &[u32], instance: usize) -> Result<u32, SimError> {
+        if let Some(graph) = &self.graph {
+            let is_same = |comm: &&u32| *self.network.comms[**comm as usize].members == *members;
+            let unknown = || SimError::UnknownCommunicator { rank, members: members.to_vec(), instance };
+            return graph.rank_slots(rank).iter().filter(is_same).nth(instance).copied().ok_or_else(unknown);
+        }
         let mut same = self.network.comms.iter().enumerate().filter(|(_, comm)| *comm.members == *members);
         if let Some((comm, _)) = same.nth(instance) {
             return Ok(comm as u32);
-        }
-        if self.graph.is_some() {
-            return Err(SimError::UnknownCommunicator { rank, members: members.to_vec(), instance });
         }
         let is_live = |member: &u32| self.live.contains_key(&Rank(*member));
         let present = (0..members.len() as u32).filter(|at| is_live(&members[*at as usize])).collect();
@@ -272,16 +274,16 @@ impl Simulation {
         answers
     }
 
-    /// Nothing can move and every live rank waits: open questions whether something is complete are answered with no, so that
-    /// programs that poll go on. What they see does not depend on who was fed first, because the state in which nothing
-    /// moves does not.
-    pub fn settle_questions(&mut self) {
+    /// Nothing can move and every live rank waits: those of the open questions whether something is complete that `is_meant`
+    /// picks by rank and ticket are answered with no, so that programs that poll go on. What they see does not depend on who
+    /// was fed first, because the state in which nothing moves does not.
+    pub fn settle_questions(&mut self, is_meant: impl Fn(Rank, u64) -> bool) {
         for (rank, live) in &mut self.live {
             let role = &mut self.roles[live.role as usize];
             let program = &mut self.programs[role.program];
             let is_done = |pending: &Pending| matches!(pending, Pending::Done { .. });
-            let tickets: Vec<u64> =
-                live.pending.iter().filter(|(_, p)| is_done(p)).map(|(ticket, _)| *ticket).collect();
+            let open = live.pending.iter().filter(|(ticket, pending)| is_done(pending) && is_meant(*rank, **ticket));
+            let tickets: Vec<u64> = open.map(|(ticket, _)| *ticket).collect();
             for ticket in tickets {
                 release(role, program, live.pending.remove(&ticket));
                 self.answers.push((*rank, ticket, Answer::Done(false)));

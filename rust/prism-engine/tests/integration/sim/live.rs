@@ -240,7 +240,7 @@ fn a_question_nobody_can_answer_yet_is_settled_with_no() {
     simulation.ask(Rank(1), Question::StreamDone { stream: StreamId(0), at: SimTime::MAX }, 7);
     simulation.run().expect("fits");
     assert_eq!(simulation.take_answers(), vec![]);
-    simulation.settle_questions();
+    simulation.settle_questions(|_, _| true);
     assert_eq!(simulation.take_answers(), vec![(Rank(1), 7, Answer::Done(false))]);
     assert_eq!(simulation.blocked()[0].missing, vec![Rank(2)]);
 }
