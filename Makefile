@@ -3,7 +3,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-PYTHON ?= python3.11
+# Python 3.11 or newer, by that name or as python3.
+PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 VENV := .venv
 PY := $(VENV)/bin/python
 BIN := $(VENV)/bin
@@ -15,7 +16,7 @@ help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN{FS=":.*?## "}{printf "  %-14s %s\n",$$1,$$2}'
 
 $(VENV)/.tools: pyproject.toml
-	command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed as $(PYTHON); set PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed, not $(PYTHON): set PYTHON=..." >&2; exit 1; }
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -c 'import tomllib; p=tomllib.load(open("pyproject.toml","rb"))["project"]; print("\n".join(p["dependencies"]+p["optional-dependencies"]["dev"]))' > $(VENV)/.requirements
 	$(PY) -m pip install --quiet --disable-pip-version-check -r $(VENV)/.requirements
@@ -26,7 +27,7 @@ build: $(VENV)/.tools  ## engine binding and shims, built in place (release)
 	cargo build --release --locked -p prism-nccl -p prism-cuda -p prism-nvml
 	mkdir -p $(SHIM_DIR)
 	install -m 755 target/release/libprism_nccl.so target/release/libprism_cuda.so target/release/libprism_nvml.so $(SHIM_DIR)/
-	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --locked --quiet
+	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --locked --quiet > $(VENV)/maturin.log 2>&1 || { cat $(VENV)/maturin.log >&2; exit 1; }
 
 .PHONY: torch
 torch: $(VENV)/.torch  ## slim torch in the venv: no NVIDIA wheels, stand-in libraries instead
