@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 CALLS = 100_000
 GOAL_NS = 150
+
+#: One thread that never waits: its CPU time is what an idle machine needs.
+pytestmark = pytest.mark.benchmark(timer=time.process_time)
 
 
 def shim() -> Path:
@@ -59,7 +63,7 @@ def measure(benchmark: Any, loaded: ctypes.CDLL, loop: Callable[[int, int], int]
     if benchmark.enabled:
         stats, scale = benchmark.stats.stats, 1e9 / CALLS / records
         benchmark.extra_info["ns_per_record"] = round(stats.median * scale, 1)
-        # The first quartile: what the code costs also while other programs use the core's second thread.
+        # The first quartile: what the code costs also while other programs use the machine.
         assert stats.q1 * scale <= GOAL_NS
 
 

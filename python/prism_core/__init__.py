@@ -3,6 +3,7 @@
 from prism_core._native import Graph
 from prism_core.collect import collect_program as collect
 from prism_core.collect import tool_version
+from prism_core.diagnose import diagnose
 from prism_core.emulate import emulate_program as emulate
 from prism_core.errors import (
     ConfigError,
@@ -35,6 +36,7 @@ __all__ = [
     "TorchMissingError",
     "__version__",
     "collect",
+    "diagnose",
     "emulate",
     "inspect",
     "replay",

@@ -15,6 +15,8 @@ from prism_core import report as reports
 from prism_core.collect import collect as run_collect
 from prism_core.collect import tool_version
 from prism_core.config import DEFAULT_DEVICE, CollectConfig, EmulateConfig, parse_ranks, parse_slow
+from prism_core.diagnose import diagnose as run_diagnose
+from prism_core.diagnose import diagnose_text
 from prism_core.emulate import emulate as run_emulate
 from prism_core.errors import PrismError, error_entry
 from prism_core.replay import inspect as read_graph
@@ -105,6 +107,19 @@ def emulate(
         slow=parse_slow(slow or []), perturb=perturb, device=device,
     )  # fmt: skip
     _say(run_emulate(config), reports.emulate_text, as_json)
+
+
+@app.command()
+def diagnose(
+    source: Annotated[Path, typer.Argument(help="A graph or a run folder.", metavar="JOB.prism|RUN")],
+    slow: Slow = None,
+    iteration: Annotated[int | None, typer.Option(help="Which, from 0; the last by default.", min=0)] = None,
+    sensitivities: Annotated[bool, typer.Option(help="Replay again with single things slower.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Explain a hang or an iteration time, the culprit first."""
+    found = run_diagnose(source, slow=parse_slow(slow or []), iteration=iteration, sensitivities=sensitivities)
+    _say(found, diagnose_text, as_json)
 
 
 @app.command()

@@ -6,10 +6,11 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from prism_core import _native
 from prism_core.errors import ConfigError
+from prism_core.perturb import Perturb
 
 DeviceKind = Literal["emulated", "real", "host"]
 DEFAULT_DEVICE = "emulated:h100-sxm"
@@ -131,23 +132,7 @@ class EmulateConfig:
     output: Path
     sandbox: Sequence[int]
     slow: Mapping[int, float] = field(default_factory=dict)
-    perturb: Path | None = None
+    perturb: Perturb | None = None
     #: Default: the device the graph was collected on.
     device: str | None = None
     echo: bool = True
-
-
-def read_perturbations(path: Path | None) -> dict[int, float]:
-    """Slow-down factors of a perturbation file: a table `[slow]` with `RANK = FACTOR`."""
-    if path is None:
-        return {}
-    try:
-        document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
-    unknown = sorted(set(document) - {"slow"})
-    if unknown:
-        raise ConfigError(f"{path}: perturbation '{unknown[0]}' is unknown; known: slow")
-    return parse_slow([f"{rank}={factor}" for rank, factor in document.get("slow", {}).items()])

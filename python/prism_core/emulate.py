@@ -21,11 +21,11 @@ from prism_core.config import (
     check_ranks,
     check_slow,
     parse_device,
-    read_perturbations,
 )
 from prism_core.environment import Placement
-from prism_core.errors import ConfigError, error_entry
+from prism_core.errors import ConfigError, InterruptedRunError, PrismError, error_entry
 from prism_core.launch import GroupResult, RankGroup, Seat, await_engine, failure_of
+from prism_core.perturb import perturbation_text
 from prism_core.replay import open_graph
 from prism_core.report import write_run
 from prism_core.store import RendezvousServer
@@ -36,12 +36,13 @@ logger = logging.getLogger(__name__)
 def emulate(config: EmulateConfig) -> dict[str, Any]:
     """Runs the sandbox ranks against the graph, writes the run folder; returns summary and timing in one.
 
-    If a rank dies, what is known so far is written before the error is raised.
+    If a rank dies or the user ends the run, what is known so far is written before the error is raised.
     """
     start = time.monotonic_ns()
     graph = open_graph(config.graph)
     sandbox = check_ranks(config.sandbox, graph.world_size)
-    slow = check_slow({**read_perturbations(config.perturb), **config.slow}, graph.world_size)
+    slow = check_slow(config.slow, graph.world_size)
+    perturb = perturbation_text(config.perturb)
     program = parse_command(config.command)
     check_world_size(program, graph.world_size, f"{config.graph} is a graph of")
     device = parse_device(config.device or graph.meta.get("device", ""))
@@ -54,6 +55,7 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
         "profile": device.profile,
         "live": sandbox,
         "slow": slow,
+        "perturb": perturb,
     }
     session = _native.Session(json.dumps(options), graph)
     with (
@@ -69,22 +71,28 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
             store_port=store.port,
         )
         seat = Seat(session, placement)
-        result = RankGroup(lambda rank: seat, program.argv, logs, echo=config.echo).run(sandbox)
-        await_engine(session, sandbox)
-        failure = failure_of(result, session, logs)
+        group = RankGroup(lambda rank: seat, program.argv, logs, echo=config.echo)
+        failure: PrismError | None = None
+        try:
+            group.run(sandbox)
+            await_engine(session, sandbox)
+            failure = failure_of(group.result, session, logs)
+        except (KeyboardInterrupt, SystemExit) as interruption:
+            failure = InterruptedRunError(interruption)
         notes = store.notes()
         found: dict[str, Any] = json.loads(session.finish())
     summary = {
         **found,
         "sandbox": sandbox,
         "slow": slow,
+        "perturb": perturb,
         "command": shlex.join(config.command),
         "store": notes,
         "notes": _notes(found),
         "tool_version": tool_version(),
         "error": error_entry(failure) if failure is not None else None,
     }
-    timing = _timing(found, result, time.monotonic_ns() - start)
+    timing = _timing(found, group.result, time.monotonic_ns() - start)
     write_run(config.output, summary, timing)
     if failure is not None:
         raise failure

@@ -1,5 +1,6 @@
 """Every error the package raises on purpose; all of them are [`PrismError`][prism_core.errors.PrismError]s."""
 
+import signal
 from typing import Any
 
 from prism_core._native import (
@@ -15,6 +16,7 @@ __all__ = [
     "ConfigError",
     "DeadlockError",
     "GraphFormatError",
+    "InterruptedRunError",
     "MismatchError",
     "PrismError",
     "RankFailedError",
@@ -36,6 +38,19 @@ class RoleError(PrismError):
 
 class TorchMissingError(PrismError):
     """The program needs PyTorch and PyTorch is not installed."""
+
+
+class InterruptedRunError(PrismError):
+    """The user ended a run; what was known by then is kept.
+
+    Attributes:
+        returncode: The exit code for it, as a shell would report it (128 + signal number).
+    """
+
+    def __init__(self, cause: BaseException) -> None:
+        code = cause.code if isinstance(cause, SystemExit) else None
+        self.returncode = code if isinstance(code, int) else 128 + signal.SIGINT
+        super().__init__(f"interrupted by {signal.Signals(self.returncode - 128).name}")
 
 
 class RankFailedError(PrismError):

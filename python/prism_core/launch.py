@@ -70,6 +70,7 @@ class RankStatus:
     records: int = 0
     iterations: int = 0
     last_op: str = ""
+    ended_before_failure: bool = False
 
 
 @dataclass(slots=True)
@@ -138,16 +139,25 @@ class _RankProcess:
         except ProcessLookupError:
             return
 
-    def end(self) -> None:
-        """Ends the process and its children, gently first."""
-        self.signal(signal.SIGTERM)
+    def end(self, deadline: float) -> None:
+        """Ends the process and its children, by force if the process is still there at the deadline."""
         try:
-            self._process.wait(timeout=TERMINATE_S)
+            self._process.wait(timeout=max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             logger.debug("rank %d does not end on SIGTERM", self.rank)
         self.signal(signal.SIGKILL)
         self._process.wait()
         self._copier.join(timeout=TERMINATE_S)
+
+
+def _end_all(processes: Iterable[_RankProcess]) -> None:
+    """Ends all processes, gently first and all at once: one that is left alone would fail for want of its peers."""
+    ending = list(processes)
+    for process in ending:
+        process.signal(signal.SIGTERM)
+    deadline = time.monotonic() + TERMINATE_S
+    for process in ending:
+        process.end(deadline)
 
 
 def _copy_output(pipe: IO[bytes], log: Path, prefix: str | None) -> None:
@@ -195,28 +205,32 @@ class RankGroup:
         self._echo = echo
         self._running: dict[int, _RankProcess] = {}
         self._shims = check_shims()
+        self._signals = _Signals()
+        #: How far the group got, also when `run` was interrupted.
+        self.result = GroupResult()
 
     def run(self, ranks: Sequence[int]) -> GroupResult:
         """Runs the ranks to their end, or until one fails or the engine stops the run."""
         self._logs.mkdir(parents=True, exist_ok=True)
-        result = GroupResult()
+        result = self.result
         waiting = deque(ranks)
-        with _terminate_as_exit():
+        with self._signals.caught():
             try:
                 self._watch(waiting, result)
                 if result.failed_rank is not None or result.session_failure is not None:
                     self._await_others(result)
             finally:
-                for process in self._running.values():
-                    process.end()
-                self._running.clear()
+                with self._signals.held():
+                    _end_all(self._running.values())
+                    self._running.clear()
         return result
 
     def _watch(self, waiting: deque[int], result: GroupResult) -> None:
         next_status = time.monotonic() + STATUS_EVERY_S
         while waiting or self._running:
             while waiting and (self._jobs <= 0 or len(self._running) < self._jobs):
-                self._start(waiting.popleft())
+                with self._signals.held():
+                    self._start(waiting.popleft())
             self._reap(result)
             if result.failed_rank is None and time.monotonic() >= next_status:
                 result.session_failure = self._verdict()
@@ -245,9 +259,8 @@ class RankGroup:
             result.returncodes[rank] = code
             result.wall_ns[rank] = time.monotonic_ns() - process.start_ns
             if code != 0 and result.session_failure is None:
-                result.session_failure = session_status(self._seats[rank].session)[
-                    0
-                ]  # the engine stopped it, if it has a reason
+                # The engine stopped it, if it has a reason.
+                result.session_failure = session_status(self._seats[rank].session)[0]
             self._seats[rank].session.process_exited(rank, code)
             if code != 0 and result.failed_rank is None:
                 result.failed_rank = rank
@@ -268,21 +281,52 @@ class RankGroup:
             time.sleep(POLL_S)
 
 
-@contextmanager
-def _terminate_as_exit() -> Iterator[None]:
-    """Turns SIGTERM into an exception, so that the ranks are ended as on Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+class _Signals:
+    """Turns SIGINT and SIGTERM into exceptions, but not while one is being started: it would stay behind."""
 
-    def leave(number: int, _frame: object) -> None:
+    def __init__(self) -> None:
+        self._is_held = False
+        self._waiting: int | None = None
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        if self._is_held:
+            self._waiting = number
+        else:
+            self._raise(number)
+
+    @staticmethod
+    def _raise(number: int) -> None:
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
         raise SystemExit(128 + number)
 
-    previous = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        """While the ranks run. An ignored SIGINT stays ignored."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = [signal.SIGTERM]
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            numbers.append(signal.SIGINT)
+        previous = {number: signal.signal(number, self._on_signal) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Puts signals off until the end of the block."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+            number, self._waiting = self._waiting, None
+            if number is not None:
+                self._raise(number)
 
 
 def await_engine(session: SessionLike, ranks: Iterable[int]) -> None:
@@ -298,9 +342,12 @@ def await_engine(session: SessionLike, ranks: Iterable[int]) -> None:
 
 def failure_of(result: GroupResult, session: SessionLike, logs: Path) -> PrismError | None:
     """Why the run is not complete, or `None`: a dead rank, the engine's verdict, or a rank that never connected."""
+    failed, status = session_status(session)
+    culprit = _first_dead(result, status)
+    if culprit is not None:
+        return _rank_failure(culprit, result.returncodes[culprit], status, logs)
     if result.session_failure is not None:
         return session_error(result.session_failure)
-    failed, status = session_status(session)
     if result.failed_rank is not None:
         return _rank_failure(result.failed_rank, result.returncodes[result.failed_rank], status, logs)
     if failed is not None:
@@ -312,6 +359,13 @@ def failure_of(result: GroupResult, session: SessionLike, logs: Path) -> PrismEr
                 "is this the training program, and does `prism doctor` say the preload is in place?"
             )
     return None
+
+
+def _first_dead(result: GroupResult, status: dict[int, RankStatus]) -> int | None:
+    """The rank that died while the session was well: a verdict of the engine after that only follows from it."""
+    dead = [rank for rank, code in sorted(result.returncodes.items()) if code != 0]
+    dead = [rank for rank in dead if rank in status and status[rank].ended_before_failure]
+    return dead[0] if dead else None
 
 
 def session_error(text: str) -> PrismError:

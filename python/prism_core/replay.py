@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prism_core import _native
-from prism_core.config import check_slow, read_perturbations
+from prism_core.config import check_slow
 from prism_core.errors import ConfigError
+from prism_core.perturb import Perturb, perturbation_text
 
 Contention = Literal["none", "fair-share"]
 
@@ -60,7 +61,7 @@ def replay(
     contention: Contention = "none",
     symmetry: bool = True,
     slow: Mapping[int, float] | None = None,
-    perturb: str | os.PathLike[str] | None = None,
+    perturb: Perturb | None = None,
 ) -> ReplayResult:
     """Replays a graph from virtual ranks only.
 
@@ -69,15 +70,20 @@ def replay(
         contention: How messages share a network card.
         symmetry: Evaluate equal ranks once.
         slow: Slow-down of single ranks' compute, for example `{4242: 1.3}`.
-        perturb: A file of perturbations (TOML).
+        perturb: Changes to the job: the path of a TOML file, TOML text, or a list of perturbations
+            (`prism_core.perturb`) or of dictionaries like their tables.
 
     Returns:
         The result: iteration times in ns, ops evaluated, wall time, and more.
     """
     start = time.monotonic_ns()
     graph = graph_or_path if isinstance(graph_or_path, _native.Graph) else open_graph(graph_or_path)
-    factors = {**read_perturbations(Path(perturb) if perturb is not None else None), **(slow or {})}
-    options = {"slow": check_slow(factors, graph.world_size), "contention": contention, "symmetry": symmetry}
+    options = {
+        "slow": check_slow(slow or {}, graph.world_size),
+        "perturb": perturbation_text(perturb),
+        "contention": contention,
+        "symmetry": symmetry,
+    }
     document = json.loads(_native.replay_json(graph, json.dumps(options)))
     document["wall_ns"] = time.monotonic_ns() - start
     document["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -155,8 +155,6 @@ def _emulate_rows(document: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     yield "ranks", f"{document['world_size']}, of which {document['ranks_materialised']} exchange data with the sandbox"
     for rank in document["ranks"]:
         yield from _rank_rows(rank)
-    for name, share in _share_lines(_provenance(document)):
-        yield f"compute {name}", share
     for note in document["notes"]:
         yield "note", note
     for note in document["store"]:
@@ -176,6 +174,8 @@ def _rank_rows(rank: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         f"allocated {_mebibytes(rank['peak_allocated_bytes'])}, reserved {_mebibytes(rank['peak_reserved_bytes'])}, "
         f"NCCL {_mebibytes(rank['nccl_buffer_bytes'])}",
     )
+    shares = ", ".join(f"{kind} {share}" for kind, share in _share_lines(rank["time_by_provenance"]))
+    yield f"{name} time", shares or "none"
     for comm in rank["communicators"]:
         yield f"{name} NCCL", f"{comm['calls']} calls, {_mebibytes(comm['bytes'])} among {comm['size']} ranks"
     for call, count in rank["unsupported"].items():

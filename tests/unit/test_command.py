@@ -90,20 +90,6 @@ def test_slow_downs() -> None:
         config.check_slow({4: 1.5}, 4)
 
 
-def test_perturbation_files(tmp_path: Path) -> None:
-    path = tmp_path / "p.toml"
-    path.write_text("[slow]\n4242 = 1.3\n")
-    assert config.read_perturbations(path) == {4242: 1.3}
-    path.write_text("[flood]\n")
-    with pytest.raises(ConfigError, match="'flood' is unknown"):
-        config.read_perturbations(path)
-    path.write_text("= nothing")
-    with pytest.raises(ConfigError, match="not TOML"):
-        config.read_perturbations(path)
-    with pytest.raises(ConfigError, match="cannot read"):
-        config.read_perturbations(tmp_path / "missing.toml")
-
-
 def test_devices(tmp_path: Path) -> None:
     device = config.parse_device("emulated:h100-sxm")
     assert (device.kind, device.gpus_per_node) == ("emulated", 8)

@@ -1,6 +1,7 @@
-//! Replay speed. Every case checks its result before it is timed; the best of a few runs counts, because the machine is shared.
+//! Replay speed. Every case checks its result before it is timed; the mean CPU time of many runs counts, because the machine is
+//! shared.
 //!
-//! `cargo bench -p prism-engine --bench replay`
+//! `cargo bench -p prism-engine --bench replay [-- SECTION]` with the sections `ddp`, `live`, `step`, `growth`.
 
 #![allow(clippy::print_stdout, reason = "the numbers are the output")]
 
@@ -13,47 +14,130 @@ use prism_engine::sim::{Peers, Question, SimOptions, Simulation};
 use prism_engine::synthetic::TransformerStep;
 use prism_engine::units::SimTime;
 use std::collections::BTreeMap;
+use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const RUNS: usize = 3;
-
 fn main() {
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    let sections: [(&str, fn(&Profile)); 4] = [("ddp", ddp), ("live", live), ("step", step), ("growth", growth)];
     let profile = Profile::builtin("h100-sxm").expect("built in");
-    let graph = Arc::new(data_parallel(8192, 3));
-    let plain = ReplayOptions::new(profile.clone());
-    let one = ReplayOptions { slow: BTreeMap::from([(Rank(4242), 1.3)]), ..plain.clone() };
-    let every = ReplayOptions { slow: every_rank(8192), ..plain.clone() };
-    let base = time("DDP 8,192 ranks x 3 iterations", &graph, &plain).iteration_time_ns;
-    let slowed = time("the same, one straggler", &graph, &one).iteration_time_ns;
-    assert!(slowed[2] > base[2], "a straggler makes the job slower");
-    time("the same, every rank with its own speed", &graph, &every);
-    beside_virtual_ranks(&graph, &plain);
-    for dp in [16, 128] {
-        let graph = Arc::new(TransformerStep { dp, ..TransformerStep::default() }.graph().expect("valid"));
-        time(&format!("transformer step, {} ranks", graph.world_size()), &graph, &plain);
-        let every = ReplayOptions { slow: every_rank(graph.world_size()), ..plain.clone() };
-        time("the same, every rank with its own speed", &graph, &every);
+    for (name, section) in sections {
+        if wanted.is_empty() || wanted.iter().any(|wanted| wanted == name) {
+            section(&profile);
+        }
     }
 }
 
 fn every_rank(world_size: u32) -> BTreeMap<Rank, f64> {
-    (0..world_size).map(|rank| (Rank(rank), 1.0 + f64::from(rank % 97) * 1e-4)).collect()
+    (0..world_size).map(|rank| (Rank(rank), 1.0 + f64::from(rank * 7919 % world_size) * 1e-6)).collect()
 }
 
-fn time(what: &str, graph: &Arc<Graph>, options: &ReplayOptions) -> ReplayResult {
-    let mut best = Duration::MAX;
-    let first = replay(graph, options).expect("no deadlock");
-    assert_eq!(first.ops_evaluated, graph.num_ops(), "every op is evaluated");
-    for _ in 0..RUNS {
-        let start = Instant::now();
-        let result = replay(graph, options).expect("no deadlock");
-        best = best.min(start.elapsed());
-        assert_eq!(result, first, "the same result every time");
+fn one_rank(rank: u32) -> BTreeMap<Rank, f64> {
+    BTreeMap::from([(Rank(rank), 1.3)])
+}
+
+fn ddp(profile: &Profile) {
+    let graph = Arc::new(data_parallel(8192, 3));
+    let base = time("DDP 8,192 ranks x 3 iterations", &graph, profile, BTreeMap::new(), true);
+    let slowed = time("the same, one straggler", &graph, profile, one_rank(4242), true);
+    assert!(slowed.iteration_time_ns[2] > base.iteration_time_ns[2], "a straggler makes the job slower");
+    time("the same, every rank evaluated", &graph, profile, one_rank(4242), false);
+    time("the same, every rank with its own speed", &graph, profile, every_rank(8192), true);
+}
+
+fn transformer(dp: u32) -> Arc<Graph> {
+    Arc::new(TransformerStep { dp, ..TransformerStep::default() }.graph().expect("valid"))
+}
+
+fn step(profile: &Profile) {
+    for dp in [16, 128] {
+        let graph = transformer(dp);
+        let ranks = graph.world_size();
+        time(&format!("transformer step, {ranks} ranks"), &graph, profile, BTreeMap::new(), true);
+        time("the same, one straggler", &graph, profile, one_rank(ranks / 2 + 77), true);
+        time("the same, every rank evaluated", &graph, profile, one_rank(ranks / 2 + 77), false);
+        time("the same, every rank with its own speed", &graph, profile, every_rank(ranks), true);
     }
-    let rate = first.ops_evaluated as f64 / best.as_secs_f64() / 1e6;
-    println!("{what}: {} ops, {:.1} ms, {rate:.0} M ops/s", first.ops_evaluated, best.as_secs_f64() * 1e3);
+}
+
+/// The step at growing size, every rank with its own speed.
+fn growth(profile: &Profile) {
+    println!(
+        "{:>6} {:>9} {:>9} {:>10} {:>9} {:>10} {:>9}", "ranks", "ops", "build ms", "replay ms", "M ops/s", "bytes/op", "RSS MB"
+    );
+    for dp in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024] {
+        let (graph, build) = (transformer(dp), cpu(|| transformer(dp)));
+        let slow = every_rank(graph.world_size());
+        let options = ReplayOptions { slow, ..ReplayOptions::new(profile.clone()) };
+        // The peak from here on.
+        fs::write("/proc/self/clear_refs", "5").expect("own process");
+        let before = peak_rss();
+        let first = replay(&graph, &options).expect("no deadlock");
+        let peak = peak_rss();
+        assert_eq!(first.ops_evaluated, graph.num_ops(), "every op is evaluated");
+        let taken = cpu(|| assert_eq!(replay(&graph, &options).as_ref(), Ok(&first), "the same result every time"));
+        println!(
+            "{:>6} {:>9} {:>9.1} {:>10.1} {:>9.1} {:>10.2} {:>9.0}",
+            graph.world_size(),
+            first.ops,
+            build.as_secs_f64() * 1e3,
+            taken.as_secs_f64() * 1e3,
+            first.ops as f64 / taken.as_secs_f64() / 1e6,
+            peak.saturating_sub(before) as f64 / first.ops as f64,
+            peak as f64 / 1e6,
+        );
+    }
+}
+
+/// Runs something again and again; its CPU time on this thread. The kernel counts that in steps of some milliseconds.
+fn cpu<T>(mut f: impl FnMut() -> T) -> Duration {
+    let (start, mut runs) = (cpu_time(), 0);
+    loop {
+        f();
+        runs += 1;
+        let taken = cpu_time() - start;
+        if taken > Duration::from_millis(250) {
+            return taken / runs;
+        }
+    }
+}
+
+fn cpu_time() -> Duration {
+    let text = fs::read_to_string("/proc/thread-self/schedstat").expect("Linux");
+    Duration::from_nanos(text.split(' ').next().and_then(|ns| ns.parse().ok()).expect("a number"))
+}
+
+fn peak_rss() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").expect("Linux");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("Linux");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
+}
+
+fn time(what: &str, graph: &Arc<Graph>, profile: &Profile, slow: BTreeMap<Rank, f64>, symmetry: bool) -> ReplayResult {
+    let options = ReplayOptions { slow, symmetry, ..ReplayOptions::new(profile.clone()) };
+    let first = replay(graph, &options).expect("no deadlock");
+    if symmetry {
+        let each = replay(graph, &ReplayOptions { symmetry: false, ..options.clone() }).expect("no deadlock");
+        assert_eq!(each.ops_evaluated, graph.num_ops(), "every op is evaluated");
+        let (rank_classes, ops_evaluated) = (first.rank_classes, first.ops_evaluated);
+        assert_eq!(ReplayResult { rank_classes, ops_evaluated, ..each }, first, "the same result either way");
+    }
+    let taken = cpu(|| assert_eq!(replay(graph, &options).as_ref(), Ok(&first), "the same result every time"));
+    let rate = first.ops as f64 / taken.as_secs_f64() / 1e6;
+    println!(
+        "{what}: {} ops, {} evaluated, {} classes, {:.1} ms, {rate:.0} M ops/s",
+        first.ops,
+        first.ops_evaluated,
+        first.rank_classes,
+        taken.as_secs_f64() * 1e3
+    );
     first
+}
+
+fn live(profile: &Profile) {
+    let graph = Arc::new(data_parallel(8192, 3));
+    beside_virtual_ranks(&graph, &ReplayOptions::new(profile.clone()));
 }
 
 /// One live rank that does what was recorded, beside 8,191 virtual ones; then many host waits in a row.

@@ -53,12 +53,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod analysis;
 pub mod collective;
 pub mod cost;
 pub mod graph;
 pub mod hybrid;
 pub mod ids;
 pub mod profile;
+pub mod perturb;
 pub mod prune;
 pub mod replay;
 pub mod sim;

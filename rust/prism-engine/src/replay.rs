@@ -2,11 +2,12 @@
 
 use crate::graph::Graph;
 use crate::ids::Rank;
+use crate::perturb::Perturbations;
 use crate::profile::Profile;
 use crate::sim::{DeviceTime, Peers, SimError, SimOptions, SimReport, Simulation};
 use crate::units::SimTime;
 use serde::Serialize;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// How concurrent communication shares the network.
@@ -26,8 +27,9 @@ pub struct ReplayOptions {
     pub profile: Profile,
     /// Slow-down of a rank's compute ops (1.3 = 30 % longer).
     pub slow: BTreeMap<Rank, f64>,
-    /// Count ranks that cannot be told apart as one class in [`ReplayResult::rank_classes`]. The result is the same either
-    /// way, and every rank is evaluated either way (together with the others of its role).
+    /// Changes to the job.
+    pub perturb: Perturbations,
+    /// Evaluate ranks that cannot be told apart once, for as long as they cannot. Times are the same either way.
     pub symmetry: bool,
     /// How concurrent communication shares the network.
     pub contention: Contention,
@@ -37,7 +39,7 @@ impl ReplayOptions {
     /// Full speed, no contention.
     #[must_use]
     pub fn new(profile: Profile) -> Self {
-        Self { profile, slow: BTreeMap::new(), symmetry: true, contention: Contention::None }
+        Self { profile, slow: BTreeMap::new(), perturb: Perturbations::default(), symmetry: true, contention: Contention::None }
     }
 }
 
@@ -52,9 +54,9 @@ pub struct ReplayResult {
     pub total_time_ns: i64,
     /// Ops of all ranks.
     pub ops: u64,
-    /// Ops evaluated, counted once per rank.
+    /// Ops evaluated, counted once per class of ranks that could not be told apart at that op.
     pub ops_evaluated: u64,
-    /// Ranks that differ in program, slow-down or durations of their own count as different.
+    /// Classes of ranks that were evaluated as one to the end: all times of two ranks of a class are equal.
     pub rank_classes: u64,
     /// Size of the graph.
     pub graph_bytes: u64,
@@ -80,7 +82,7 @@ pub fn replay(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<ReplayResul
         total_time_ns: total.as_ns(),
         ops: graph.num_ops(),
         ops_evaluated: report.ops_evaluated,
-        rank_classes: if options.symmetry { rank_classes(graph, options) } else { u64::from(graph.world_size()) },
+        rank_classes: report.classes as u64,
         graph_bytes: graph.graph_bytes(),
         wall_ns: 0,
         peak_rss_bytes: 0,
@@ -95,19 +97,24 @@ pub fn replay_ranks(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<SimRe
     if options.contention == Contention::FairShare {
         return Err(SimError::Unavailable { what: "contention \"fair-share\"".to_owned() });
     }
-    let sim_options = SimOptions { slow: options.slow.clone(), ..SimOptions::new(options.profile.clone()) };
-    let mut simulation = Simulation::new(Peers::Graph(Arc::clone(graph)), graph.world_size(), sim_options)?;
+    if options.symmetry {
+        let mut simulation = simulation(graph, options, true)?;
+        if simulation.run().is_ok() {
+            return Ok(simulation.report());
+        }
+        // What went wrong is told of ranks.
+    }
+    let mut simulation = simulation(graph, options, false)?;
     simulation.run()?;
     Ok(simulation.report())
 }
 
-/// Number of distinct (template, slow-down, own durations) among the ranks.
-fn rank_classes(graph: &Graph, options: &ReplayOptions) -> u64 {
-    let mut classes = BTreeSet::new();
-    for rank in (0..graph.world_size()).map(Rank) {
-        let factor = options.slow.get(&rank).copied().unwrap_or(1.0).to_bits();
-        let overrides: Vec<_> = graph.rank_overrides(rank).collect();
-        classes.insert((graph.rank_template(rank), factor, overrides));
-    }
-    classes.len() as u64
+fn simulation(graph: &Arc<Graph>, options: &ReplayOptions, symmetry: bool) -> Result<Simulation, SimError> {
+    let sim_options = SimOptions {
+        slow: options.slow.clone(),
+        perturb: options.perturb.clone(),
+        symmetry,
+        ..SimOptions::new(options.profile.clone())
+    };
+    Simulation::new(Peers::Graph(Arc::clone(graph)), graph.world_size(), sim_options)
 }

@@ -2,10 +2,12 @@
 
 #![allow(clippy::needless_pass_by_value, reason = "pyo3 hands arguments over by value")]
 
+mod diagnose;
 mod error;
 mod graph;
 mod replay;
 mod session;
+mod synthetic;
 
 use pyo3::prelude::*;
 
@@ -15,6 +17,8 @@ mod _native {
     #[pymodule_export]
     use super::build_info;
     #[pymodule_export]
+    use super::diagnose::diagnose_json;
+    #[pymodule_export]
     use super::error::{ConfigError, DeadlockError, GraphFormatError, MismatchError, PrismError, ShimError};
     #[pymodule_export]
     use super::graph::{Graph, Recording, assemble};
@@ -22,6 +26,8 @@ mod _native {
     use super::replay::{profile_names, profile_toml, replay_json};
     #[pymodule_export]
     use super::session::Session;
+    #[pymodule_export]
+    use super::synthetic::transformer_step;
 }
 
 /// Version and build of the extension, for bug reports.

@@ -3,6 +3,7 @@
 use crate::error::{ConfigError, from_json, from_profile, from_sim};
 use crate::graph::Graph;
 use prism_engine::ids::Rank;
+use prism_engine::perturb::{Perturbations, World};
 use prism_engine::profile::Profile;
 use prism_engine::replay::{Contention, ReplayOptions, replay};
 use pyo3::prelude::*;
@@ -34,15 +35,27 @@ pub(crate) fn slow_of(options: &Value) -> PyResult<BTreeMap<u32, f64>> {
         .collect()
 }
 
-/// Replays the job from virtual ranks only. `options_json`: `slow` (rank to factor), `contention`, `symmetry`, `profile`
-/// (TOML text). Returns the result as JSON. Raises DeadlockError, MismatchError or ConfigError.
+/// The perturbations of a job of so many ranks on the profile's machines.
+pub(crate) fn perturb_of(options: &Value, world_size: u32, profile: &Profile) -> PyResult<Perturbations> {
+    match options.get("perturb") {
+        None | Some(Value::Null) => Ok(Perturbations::default()),
+        Some(Value::String(text)) => Perturbations::from_toml(text, World::new(world_size, profile))
+            .map_err(|error| ConfigError::new_err(error.to_string())),
+        Some(other) => Err(ConfigError::new_err(format!("perturb is {other}: it must be TOML text"))),
+    }
+}
+
+/// Replays the job from virtual ranks only. `options_json`: `slow` (rank to factor), `perturb` (TOML text), `contention`,
+/// `symmetry`, `profile` (TOML text). Returns the result as JSON. Raises DeadlockError, MismatchError or ConfigError.
 #[pyfunction]
 pub(crate) fn replay_json(py: Python<'_>, graph: PyRef<'_, Graph>, options_json: &str) -> PyResult<String> {
     let options: Value = serde_json::from_str(options_json).map_err(|error| from_json("options", &error))?;
     let graph = Arc::clone(&graph.inner);
     let contention = options.get("contention").and_then(Value::as_str).unwrap_or("none");
+    let profile = profile_of(options.get("profile").and_then(Value::as_str), Some(&graph))?;
     let options = ReplayOptions {
-        profile: profile_of(options.get("profile").and_then(Value::as_str), Some(&graph))?,
+        perturb: perturb_of(&options, graph.world_size(), &profile)?,
+        profile,
         slow: slow_of(&options)?.into_iter().map(|(rank, factor)| (Rank(rank), factor)).collect(),
         symmetry: options.get("symmetry").and_then(Value::as_bool).unwrap_or(true),
         contention: match contention {

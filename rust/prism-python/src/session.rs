@@ -2,7 +2,7 @@
 
 use crate::error::{ConfigError, from_json, from_session};
 use crate::graph::{Graph, Recording};
-use crate::replay::{profile_of, slow_of};
+use crate::replay::{perturb_of, profile_of, slow_of};
 use prism_engine::hybrid::{self, SessionMode, SessionOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -23,11 +23,14 @@ fn options_of(options: &Value, graph: Option<&prism_engine::graph::Graph>) -> Py
         other => return Err(ConfigError::new_err(format!("mode is {other:?}: it must be collect or emulate"))),
     };
     let world_size = options.get("world_size").and_then(Value::as_u64).and_then(|size| u32::try_from(size).ok());
+    let world_size = world_size.ok_or_else(|| ConfigError::new_err("world_size must be a number of ranks"))?;
     let live = options.get("live").cloned().unwrap_or_default();
+    let profile = profile_of(options.get("profile").and_then(Value::as_str), graph)?;
     Ok(SessionOptions {
         mode,
-        world_size: world_size.ok_or_else(|| ConfigError::new_err("world_size must be a number of ranks"))?,
-        profile: profile_of(options.get("profile").and_then(Value::as_str), graph)?,
+        world_size,
+        perturb: perturb_of(options, world_size, &profile)?,
+        profile,
         live: serde_json::from_value(live).map_err(|error| from_json("live", &error))?,
         slow: slow_of(options)?,
     })
@@ -39,7 +42,8 @@ fn text(key: &[u8]) -> PyResult<&str> {
 
 #[pymethods]
 impl Session {
-    /// `options_json`: `mode` (collect or emulate), `world_size`, `profile` (TOML text), `live` (ranks), `slow`.
+    /// `options_json`: `mode` (collect or emulate), `world_size`, `profile` (TOML text), `live` (ranks), `slow`,
+    /// `perturb` (TOML text, only to emulate).
     #[new]
     #[pyo3(signature = (options_json, graph=None))]
     fn new(options_json: &str, graph: Option<PyRef<'_, Graph>>) -> PyResult<Self> {

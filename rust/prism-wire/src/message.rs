@@ -85,7 +85,7 @@ impl RecordKind {
 }
 
 /// The record `flags` bit of a query asked by a thread that does not drive the device (a watchdog): it never moves the
-/// rank's host clock and is answered at once from what is known.
+/// rank's host clock, and is answered when the answer is known or nothing that could change it is running.
 pub const FLAG_BACKGROUND: u16 = 1;
 /// The record `flags` bit of an operation issued while its stream is being captured into a CUDA graph.
 pub const FLAG_CAPTURED: u16 = 2;

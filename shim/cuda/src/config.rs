@@ -37,16 +37,17 @@ pub(crate) struct DeviceProfile {
 
 /// Costs of host calls in ns, by [`HostCost`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct HostCosts([i64; 6]);
+pub(crate) struct HostCosts([i64; 7]);
 
 /// Key and default of each host cost, in the order of [`HostCost`].
-const HOST_COSTS: [(&str, i64); 6] = [
+const HOST_COSTS: [(&str, i64); 7] = [
     ("host.kernel_launch_ns", 4_000),
     ("host.memcpy_ns", 6_000),
     ("host.event_ns", 1_000),
     ("host.sync_ns", 2_000),
     ("host.malloc_ns", 100_000),
     ("host.clock_read_ns", 20),
+    ("host.query_ns", 600),
 ];
 
 impl HostCosts {
@@ -75,7 +76,7 @@ impl Config {
             lines.insert(key.trim().to_owned(), value.trim().to_owned());
         }
         let device = DeviceProfile::parse(&lines)?;
-        let mut host = HostCosts([0; 6]);
+        let mut host = HostCosts([0; 7]);
         for (slot, (key, default)) in host.0.iter_mut().zip(HOST_COSTS) {
             *slot = optional(&lines, key)?.unwrap_or(default);
             if *slot < 0 {

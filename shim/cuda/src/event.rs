@@ -155,7 +155,7 @@ fn note_complete(slot: &AtomicU64, state: u64) {
 pub(crate) fn query(event: *const c_void) -> Outcome {
     let session = session::get()?;
     let (id, slot, state) = find(event)?;
-    clock::charge_if_driver(session.config.host.cost(HostCost::Event));
+    clock::charge_if_driver(session.config.host.cost(HostCost::Query));
     if state & RECORDED == 0 || state & complete_bit() != 0 {
         return Ok(());
     }

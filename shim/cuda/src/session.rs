@@ -39,6 +39,8 @@ pub(crate) enum HostCost {
     Malloc,
     /// Reading a clock.
     ClockRead,
+    /// Asking whether an event or a stream is complete.
+    Query,
 }
 
 /// The connection and what was learned from its welcome message.

@@ -214,7 +214,7 @@ fn wait(record: Record) -> Outcome {
 pub(crate) fn query(stream: *const c_void) -> Outcome {
     let id = checked_id(stream)?;
     let session = session::get()?;
-    clock::charge_if_driver(session.config.host.cost(HostCost::Event));
+    clock::charge_if_driver(session.config.host.cost(HostCost::Query));
     let record = Record { kind: RecordKind::StreamQuery as u16, stream: id, ..Record::default() };
     let reply = session.query(record, clock::is_driver()).ok_or(Error::UNKNOWN)?;
     if reply.value == 0 { Err(Error::NOT_READY) } else { Ok(()) }

@@ -29,12 +29,14 @@ pub mod shape;
 pub mod tree;
 pub mod vectors;
 
+mod changes;
 mod plan;
 mod protocol;
 mod window;
 
-pub use p2p::message;
+pub use p2p::{message, message_over};
 pub use plan::{Algorithm, Choice, CollectiveCall, Scratch, choice, completion, uniform_cost};
+pub(crate) use plan::quick_completion;
 pub use prism_wire::message::CollectiveKind;
 pub use protocol::Protocol;
 pub use shape::{CommShape, ShapePool};

@@ -2,6 +2,7 @@
 
 use super::shape::CommShape;
 use crate::cost::comm::{Link, nanoseconds, transfer_time};
+use crate::perturb::LinkChange;
 use crate::profile::Profile;
 use crate::units::SimTime;
 
@@ -18,20 +19,34 @@ pub fn message(
     send_arrival: SimTime,
     recv_arrival: SimTime,
 ) -> (SimTime, SimTime) {
+    message_over(profile, (from, to), bytes, (send_arrival, recv_arrival), LinkChange::NONE)
+}
+
+/// The same over a link that is not as it should be.
+#[must_use]
+pub fn message_over(
+    profile: &Profile,
+    (from, to): (u32, u32),
+    bytes: u64,
+    (send_arrival, recv_arrival): (SimTime, SimTime),
+    change: LinkChange,
+) -> (SimTime, SimTime) {
     let start = send_arrival.max(recv_arrival) + nanoseconds(profile.network.collective_launch_ns);
     if from == to {
         // A copy inside the device: it reads and writes every byte.
         let end = start + transfer_time(bytes.saturating_mul(2), profile.device.memory_bytes_per_s);
         return (end, end);
     }
-    let link = Link::between(profile, from, to);
+    let link = change.apply(Link::between(profile, from, to));
     let sent = start + link.occupancy(bytes);
     (sent, sent + link.latency)
 }
 
 /// The link between two members: the GPU's NVLink port inside a node, one network card otherwise.
 fn link(shape: &CommShape, a: u32, b: u32) -> Link {
-    if shape.node[a as usize] == shape.node[b as usize] { shape.nvlink } else { shape.card }
+    let is_inside = shape.node[a as usize] == shape.node[b as usize];
+    let link = if is_inside { shape.nvlink } else { shape.card };
+    shape.changes.as_ref().map_or(link, |changes| changes.between(a, b, is_inside).apply(link))
 }
 
 /// The other members in the order in which the root serves them.
@@ -72,6 +87,9 @@ pub(crate) fn scatter(shape: &CommShape, root: u32, bytes_each: u64, arrivals: &
 /// sum over its peers; the result is the last arrival plus the busiest port, an upper form: exact for ranks that next
 /// wait for the whole group. GPUs of a node share its cards evenly.
 pub(crate) fn all_to_all_duration(shape: &CommShape, bytes_each: u64) -> SimTime {
+    if let Some(changes) = &shape.changes {
+        return changes.all_to_all_duration(shape, bytes_each);
+    }
     let n = shape.len() as u64;
     let node_time = |members: u32| {
         let inside = u64::from(members) - 1;

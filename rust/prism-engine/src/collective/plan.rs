@@ -79,6 +79,8 @@ struct Outcome {
     last: SimTime,
     /// Ends after the common arrival, without the launch.
     ends: Ends,
+    /// What runs over the ring, if all its links are alike.
+    uniform: Option<ring::Uniform>,
 }
 
 #[derive(Clone, Debug)]
@@ -143,6 +145,42 @@ pub fn completion(
     out.iter_mut().zip(&*ends).for_each(|(out, end)| *out = SimTime::from_ps(*end) + launch);
 }
 
+/// [`completion`] where it takes less than to look up an earlier one: nobody is late, or the call runs over a ring of equal
+/// links. Returns the latest end (and leaves `out` unspecified if that is [`SimTime::MAX`]), or `None` elsewhere.
+pub(crate) fn quick_completion(
+    shape: &CommShape,
+    call: &CollectiveCall,
+    arrivals: &[SimTime],
+    out: &mut [SimTime],
+    scratch: &mut Scratch,
+) -> Option<SimTime> {
+    let first = *arrivals.first()?;
+    if call.bytes == 0 {
+        return None;
+    }
+    if arrivals.iter().all(|arrival| *arrival == first) {
+        completion(shape, call, arrivals, out, scratch);
+        return out.iter().copied().max();
+    }
+    let outcome = scratch.outcome(shape, call);
+    let (uniform, launch) = (outcome.uniform?, shape.protocols[outcome.way.protocol].launch);
+    let (least, most) = arrivals.iter().fold((first, first), |(least, most), a| (least.min(*a), most.max(*a)));
+    if least.as_ps() < -LIMIT || most.as_ps() > LIMIT {
+        return None;
+    }
+    let Scratch { arrivals: from, ends, .. } = scratch;
+    from.clear();
+    from.extend(shape.ring.iter().map(|rank| arrivals[*rank as usize].as_ps()));
+    uniform.completion(from, ends);
+    let mut latest = SimTime::ZERO;
+    for (rank, end) in shape.ring.iter().zip(&*ends) {
+        let end = SimTime::from_ps(*end) + launch;
+        out[*rank as usize] = end;
+        latest = latest.max(end);
+    }
+    Some(latest)
+}
+
 /// Time from the common arrival of all members to the end of the last one.
 #[must_use]
 pub fn uniform_cost(shape: &CommShape, call: &CollectiveCall) -> SimTime {
@@ -166,7 +204,8 @@ impl Scratch {
             *cache = Cache::default();
         }
         cache.outcomes.entry((shape.id, *call)).or_insert_with(|| {
-            let outcome = decide(shape, call, work);
+            let mut outcome = decide(shape, call, work);
+            outcome.uniform = uniform_ring(shape, call, outcome.way);
             cache.stored += match &outcome.ends {
                 Ends::Same(_) => 8,
                 Ends::Each(ends) => 8 + ends.len(),
@@ -192,6 +231,11 @@ fn algorithms(kind: CollectiveKind) -> &'static [Algorithm] {
 
 /// Evaluates the call with everybody arriving at 0, in every way it may take, and keeps the best.
 fn decide(shape: &CommShape, call: &CollectiveCall, work: &mut Work) -> Outcome {
+    if let Some(changes) = &shape.changes {
+        // Nobody knows of a bad link beforehand.
+        let way = decide(&changes.healthy, call, work).way;
+        return without_skew(shape, call, way, work);
+    }
     let mut best: Option<Outcome> = None;
     for &algorithm in algorithms(call.kind) {
         // Messages between pairs are modelled under Simple only.
@@ -210,11 +254,11 @@ fn without_skew(shape: &CommShape, call: &CollectiveCall, way: Way, work: &mut W
     let arrivals = vec![0; shape.len()];
     let mut ends = vec![0; shape.len()];
     if !evaluate(shape, call, way, &arrivals, &mut ends, work) {
-        return Outcome { way, last: SimTime::MAX, ends: Ends::Same(i64::MAX) };
+        return Outcome { way, last: SimTime::MAX, ends: Ends::Same(i64::MAX), uniform: None };
     }
     let last = ends.iter().copied().max().unwrap_or(0);
     let ends = if ends.iter().all(|end| *end == last) { Ends::Same(last) } else { Ends::Each(ends.into()) };
-    Outcome { way, last: shape.protocols[way.protocol].launch + SimTime::from_ps(last), ends }
+    Outcome { way, last: shape.protocols[way.protocol].launch + SimTime::from_ps(last), ends, uniform: None }
 }
 
 /// The ends without the launch, or false if some time may exceed the limit.
@@ -246,6 +290,36 @@ fn in_range(messages: u64, hops: usize, occupancy: &[i64], latency: &[i64]) -> b
     edges.saturating_mul(slowest(occupancy) + slowest(latency)) <= i128::from(LIMIT)
 }
 
+/// Messages that every rank of a ring sends, and their size.
+fn ring_messages(n: u64, costs: &ProtocolCosts, call: &CollectiveCall) -> (u64, u64) {
+    let steps = if call.kind == CollectiveKind::AllReduce { 2 * (n - 1) } else { n - 1 };
+    // The buffer goes round in loops of one step per member; all loops, steps and slices are of the same size.
+    let part = call.bytes.div_ceil(n);
+    let loops = part.div_ceil(costs.ring_step_bytes);
+    let slice_bytes = part.div_ceil(loops.saturating_mul(costs.slices));
+    (loops.saturating_mul(steps).saturating_mul(costs.slices), slice_bytes)
+}
+
+/// The ring of a call whose links are all alike and whose messages get all round it.
+fn uniform_ring(shape: &CommShape, call: &CollectiveCall, way: Way) -> Option<ring::Uniform> {
+    let n = shape.len();
+    if way.algorithm != Algorithm::Ring || n < 2 || call.bytes == 0 {
+        return None;
+    }
+    let class = shape.ring_class[0];
+    let costs = &shape.protocols[way.protocol];
+    if shape.ring_class.iter().any(|other| *other != class) {
+        return None;
+    }
+    let (messages, slice_bytes) = ring_messages(n as u64, costs, call);
+    let link = costs.ring_links[usize::from(class)];
+    let (occupancy, latency) = (link.occupancy(slice_bytes).as_ps(), link.latency.as_ps());
+    if !in_range(messages, n, &[occupancy], &[latency]) {
+        return None;
+    }
+    ring::Uniform::new(n, messages as i64, costs.slices as i64, occupancy, latency)
+}
+
 fn run_ring(
     shape: &CommShape,
     costs: &ProtocolCosts,
@@ -256,12 +330,7 @@ fn run_ring(
 ) -> bool {
     let n = shape.len();
     let slices = costs.slices;
-    let steps = if call.kind == CollectiveKind::AllReduce { 2 * (n as u64 - 1) } else { n as u64 - 1 };
-    // The buffer goes round in loops of one step per member; all loops, steps and slices are of the same size.
-    let part = call.bytes.div_ceil(n as u64);
-    let loops = part.div_ceil(costs.ring_step_bytes);
-    let slice_bytes = part.div_ceil(loops.saturating_mul(slices));
-    let messages = loops.saturating_mul(steps).saturating_mul(slices);
+    let (messages, slice_bytes) = ring_messages(n as u64, costs, call);
     fill_ring_costs(shape, costs, slice_bytes, work);
     if !in_range(messages, n, &work.occupancy, &work.latency) {
         return false;

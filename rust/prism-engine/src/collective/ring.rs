@@ -103,6 +103,68 @@ fn uniform_duration(ring: &Ring<'_>) -> Option<i64> {
     Some(phase.messages * occupancy + (moves * gain).max(0) + latency)
 }
 
+/// A ring of equal links on which one kind of messages gets all round. Times are picoseconds below 2^60.
+///
+/// With equal links the slowest one is everywhere: `D(p, J-1) = J o + max over d of (a(p-d) + d g)` with the gain
+/// `g = o + l - q o` of a move over `q` stays. If it is negative the shortest way from each rank wins, otherwise the longest:
+/// in both cases a maximum that is carried once round the ring, and once more to be complete. O(ranks).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Uniform {
+    /// Picoseconds that all messages of a rank occupy its link.
+    all: i64,
+    latency: i64,
+    gain: i64,
+    /// Most moves of a path.
+    moves: i64,
+}
+
+impl Uniform {
+    /// `None` where messages do not get all round, so that ranks do not feel all others.
+    #[must_use]
+    pub fn new(ranks: usize, messages: i64, slices: i64, occupancy: i64, latency: i64) -> Option<Self> {
+        let moves = (messages - 1) / slices;
+        let gain = occupancy + latency - slices * occupancy;
+        let gets_round = ranks >= 2 && messages >= 1 && moves >= ranks as i64 - 1;
+        gets_round.then_some(Self { all: messages * occupancy, latency, gain, moves })
+    }
+
+    /// As [`completion`]. `ends` gets one entry per position.
+    pub fn completion(&self, arrivals: &[i64], ends: &mut Vec<i64>) {
+        let n = arrivals.len();
+        ends.clear();
+        ends.resize(n, 0);
+        let mut best = NEVER;
+        if self.gain <= 0 {
+            for arrival in arrivals {
+                best = (*arrival).max(best + self.gain);
+            }
+            for (arrival, end) in arrivals.iter().zip(ends.iter_mut()) {
+                best = (*arrival).max(best + self.gain);
+                *end = best + self.all;
+            }
+        } else {
+            for arrival in arrivals.iter().rev() {
+                best = (*arrival).max(best - self.gain);
+            }
+            // What is found at position `p` is what reaches position `p + moves`.
+            let (lap, all) = ((self.moves % n as i64) as usize, self.all + self.moves * self.gain);
+            let mut to = (n - 1 + lap) % n;
+            for arrival in arrivals.iter().rev() {
+                best = (*arrival).max(best - self.gain);
+                ends[to] = best + all;
+                to = if to == 0 { n - 1 } else { to - 1 };
+            }
+        }
+        // Until here, when the last message leaves; a rank also waits for the last one to come in.
+        let mut before = ends[n - 1];
+        for end in ends {
+            let received = before + self.latency;
+            before = *end;
+            *end = received.max(before);
+        }
+    }
+}
+
 /// Advances `scratch.tail` (departure of each rank's last `slices` messages) and `scratch.stay` over one phase. In the
 /// last phase only the very last departure is computed.
 fn run_phase(ring: &Ring<'_>, phase: &Phase<'_>, is_first: bool, is_last: bool, scratch: &mut RingScratch) {

@@ -1,5 +1,6 @@
 //! A communicator laid out on a cluster: ring order, trees, and the link behind every hop.
 
+use super::changes::Changes;
 use super::dtree;
 use super::protocol::{Hop, ProtocolCosts};
 use crate::cost::comm::{Link, node_of};
@@ -19,7 +20,7 @@ pub(crate) struct RankTree {
     /// Children by group rank, [`NONE`] in unused places: at most two nodes below, and the next rank of the chain.
     children: Vec<[u32; 3]>,
     /// Index into [`ProtocolCosts::tree_links`] of the edge to the parent.
-    pub(crate) class: Vec<u8>,
+    pub(crate) class: Vec<u16>,
     /// Every rank after its parent.
     pub(crate) order: Vec<u32>,
 }
@@ -34,7 +35,7 @@ pub struct CommShape {
     /// Ring position by group rank.
     pub(crate) position: Vec<u32>,
     /// Index into [`ProtocolCosts::ring_links`] of the link from each position to the next.
-    pub(crate) ring_class: Vec<u8>,
+    pub(crate) ring_class: Vec<u16>,
     /// The two trees; each carries half of the bytes.
     pub(crate) trees: [RankTree; 2],
     /// Members on each node, nodes in ring order.
@@ -49,6 +50,8 @@ pub struct CommShape {
     pub(crate) cards: u32,
     /// What can carry a collective: NCCL's Simple protocol first, then the others of the profile.
     pub(crate) protocols: Vec<ProtocolCosts>,
+    /// What perturbations have made of it.
+    pub(crate) changes: Option<Box<Changes>>,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
@@ -73,7 +76,7 @@ impl CommShape {
         let (ring_hops, ring_class) = ring_hops(&node_sizes, profile);
         let (tree_hops, trees) = rank_trees(&by_node, profile);
         Self {
-            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            id: Self::new_id(),
             ring,
             position,
             ring_class,
@@ -84,7 +87,13 @@ impl CommShape {
             card: Link::network(profile, 1),
             cards: profile.node.nics,
             protocols: ProtocolCosts::all(profile, &ring_hops, &tree_hops),
+            changes: None,
         }
+    }
+
+    /// An id no other shape has.
+    pub(super) fn new_id() -> u64 {
+        NEXT_ID.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Number of members.
@@ -136,12 +145,12 @@ fn group_by_node(members: &[u32], profile: &Profile) -> Vec<Vec<u32>> {
 struct Classes(Vec<Hop>);
 
 impl Classes {
-    fn of(&mut self, hop: Hop) -> u8 {
+    fn of(&mut self, hop: Hop) -> u16 {
         let at = self.0.iter().position(|known| *known == hop).unwrap_or_else(|| {
             self.0.push(hop);
             self.0.len() - 1
         });
-        u8::try_from(at).expect("a cluster has few kinds of hops: one per number of cards of a node")
+        u16::try_from(at).expect("a cluster has few kinds of hops: one per number of cards of a node")
     }
 }
 
@@ -150,7 +159,7 @@ fn cards_between(members: u32, other_members: u32, profile: &Profile) -> u32 {
     members.min(other_members).min(profile.node.nics)
 }
 
-fn ring_hops(nodes: &[u32], profile: &Profile) -> (Vec<Hop>, Vec<u8>) {
+fn ring_hops(nodes: &[u32], profile: &Profile) -> (Vec<Hop>, Vec<u16>) {
     let inside = Hop { cards: 0, streams: 1 };
     let mut hops = Classes::default();
     let mut class = Vec::new();
@@ -200,7 +209,7 @@ impl RankTree {
         Self { parent: vec![NONE; n], children: vec![[NONE; 3]; n], class: vec![0; n], order }
     }
 
-    fn connect(&mut self, rank: u32, parent: u32, class: u8) {
+    fn connect(&mut self, rank: u32, parent: u32, class: u16) {
         self.parent[rank as usize] = parent;
         self.class[rank as usize] = class;
         let place = self.children[parent as usize].iter_mut().find(|child| **child == NONE);

@@ -57,6 +57,11 @@ impl Graph {
         &self.names[name.index()]
     }
 
+    /// Number of names.
+    pub fn num_names(&self) -> usize {
+        self.names.len()
+    }
+
     /// Free-form facts about the job (device, framework, command line, ...).
     pub fn meta(&self) -> &BTreeMap<String, String> {
         &self.meta

@@ -2,8 +2,9 @@
 //! against absent peers.
 //!
 //! [`Session`] owns the threads and sockets, `state` is the machine they feed, `waiting` has its answers, `translate` turns
-//! facts of the wire into ops, `identity` finds out which ranks a communicator has, `recorder` keeps op programs, `summary` reports.
+//! facts of the wire into ops, `identity` finds out which ranks a communicator has, `recorder` keeps op programs, `helper` serves other processes of a rank, `summary` reports.
 
+mod helper;
 pub mod identity;
 mod nccl_memory;
 mod process;
@@ -18,6 +19,7 @@ pub use session::Session;
 pub use summary::{CommInfo, CommunicatorSummary, RankStatus, RankSummary, RecordingInfo, Status, Summary};
 
 use crate::graph::Graph;
+use crate::perturb::Perturbations;
 use crate::profile::Profile;
 use crate::sim::SimError;
 use std::collections::BTreeMap;
@@ -45,6 +47,8 @@ pub struct SessionOptions {
     pub live: Vec<u32>,
     /// Slow-down of the compute of single ranks (1.3 = 30 % longer).
     pub slow: BTreeMap<u32, f64>,
+    /// Changes to the job, of virtual and live ranks alike. Only when emulating.
+    pub perturb: Perturbations,
 }
 
 impl SessionOptions {
@@ -61,6 +65,9 @@ impl SessionOptions {
         }
         if let Some((rank, factor)) = self.slow.iter().find(|(_, factor)| !factor.is_finite() || **factor <= 0.0) {
             return config(format!("slow-down of rank {rank} is {factor}: it must be a positive number"));
+        }
+        if self.mode == SessionMode::Collect && !self.perturb.is_empty() {
+            return config("a graph is collected without perturbations".into());
         }
         match (self.mode, graph) {
             (SessionMode::Emulate, None) => config("emulating needs the graph of the job".into()),

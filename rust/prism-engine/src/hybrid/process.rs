@@ -53,7 +53,11 @@ pub(crate) struct Process {
     pub(crate) exited: Option<i32>,
     /// Its last record has been taken in. An exit code may be known before that.
     pub(crate) has_ended: bool,
+    /// It ended while the session was well.
+    pub(crate) ended_before_failure: bool,
     pub(crate) last_host_ns: i64,
+    /// Host time of its calls so far, waits not included.
+    pub(crate) host_time_ns: i64,
     /// Queries of threads that do not drive the device, by event, since the last call of one that does.
     pub(crate) background_polls: BTreeMap<u32, u32>,
     pub(crate) pending: BTreeMap<u64, Pending>,
@@ -79,7 +83,9 @@ impl Process {
             replies: None,
             exited: None,
             has_ended: false,
+            ended_before_failure: false,
             last_host_ns: 0,
+            host_time_ns: 0,
             background_polls: BTreeMap::new(),
             pending: BTreeMap::new(),
             comms: BTreeMap::new(),
@@ -108,7 +114,6 @@ impl Process {
 
     pub(crate) fn recording(&self, world_size: u32, names: &IndexSet<String>) -> Option<RankRecording> {
         let recorder = self.recorder.as_ref()?;
-        let names = names.iter().cloned().collect();
         Some(recorder.finish(self.rank, world_size, names, self.recorded_comms.clone(), self.groups.clone()))
     }
 
@@ -143,7 +148,8 @@ impl Process {
     }
 
     fn check_members(&self, members: &[u32], nranks: u32, group_rank: u32, group: &str) -> Result<(), String> {
-        let name = if group.is_empty() { "the default process group".to_owned() } else { format!("process group {group:?}") };
+        let name =
+            if group.is_empty() { "the default process group".to_owned() } else { format!("process group {group:?}") };
         if members.len() != nranks as usize {
             return Err(format!(
                 "rank {} creates a communicator of {nranks} ranks for {name}, which has {} in this job: the program and \
@@ -153,7 +159,10 @@ impl Process {
             ));
         }
         if members.get(group_rank as usize) != Some(&self.rank) {
-            return Err(format!("rank {} calls itself group rank {group_rank} of {name}, whose members are {members:?}", self.rank));
+            return Err(format!(
+                "rank {} calls itself group rank {group_rank} of {name}, whose members are {members:?}",
+                self.rank
+            ));
         }
         Ok(())
     }

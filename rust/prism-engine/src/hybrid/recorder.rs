@@ -1,8 +1,9 @@
 //! Keeps what a live rank did as a rank recording: the op program that other ranks of its role will replay.
 
 use crate::graph::op::{Op, OpKind};
-use crate::ids::{EventId, StreamId};
+use crate::ids::{EventId, NameId, StreamId};
 use crate::slice::recording::{ProcessGroup, RankRecording, RecordedComm};
+use indexmap::IndexSet;
 use std::collections::BTreeMap;
 
 /// Collects ops in program order.
@@ -17,16 +18,17 @@ impl Recorder {
     }
 
     /// The finished recording. Stream and event numbers are made dense: a program creates thousands of events, but few
-    /// live at the same time, and every number costs one clock per rank in the replay.
+    /// live at the same time, and every number costs one clock per rank in the replay. So are names: their order in the
+    /// session depends on which rank said them first.
     pub(crate) fn finish(
         &self,
         rank: u32,
         world_size: u32,
-        names: Vec<String>,
+        names: &IndexSet<String>,
         comms: Vec<RecordedComm>,
         groups: Vec<ProcessGroup>,
     ) -> RankRecording {
-        let ops = dense_streams(&dense_events(&self.ops));
+        let (ops, names) = dense_names(&dense_streams(&dense_events(&self.ops)), names);
         RankRecording { rank, world_size, ops, names, comms, groups, meta: BTreeMap::new() }
     }
 }
@@ -122,24 +124,46 @@ fn dense_streams(ops: &[Op]) -> Vec<Op> {
     ops.iter().map(dense).collect()
 }
 
+/// Keeps the names that ops have, in order of first use.
+fn dense_names(ops: &[Op], names: &IndexSet<String>) -> (Vec<Op>, Vec<String>) {
+    let mut used: IndexSet<&str> = IndexSet::new();
+    let dense = |op: &Op| {
+        let mut op = *op;
+        if let OpKind::Compute { name, .. } = &mut op.kind {
+            let text = names.get_index(name.index()).expect("ops have names of the session");
+            *name = NameId(used.insert_full(text).0 as u32);
+        }
+        op
+    };
+    let ops = ops.iter().map(dense).collect();
+    (ops, used.into_iter().map(str::to_owned).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::graph::GraphBuilder;
+    use crate::graph::op::{ComputeClass, Provenance};
+    use crate::ids::Rank;
+    use crate::profile::Profile;
+    use crate::replay::{ReplayOptions, replay_ranks};
     use crate::units::SimTime;
+    use proptest::prelude::*;
+    use std::sync::Arc;
 
-    fn op(stream: u32, kind: OpKind) -> Op {
+    fn op_of(stream: u32, kind: OpKind) -> Op {
         Op { host_gap: SimTime::from_ns(10), stream: StreamId(stream), kind }
     }
 
     #[test]
     fn events_get_the_smallest_free_number_and_unused_records_go() {
         let ops = [
-            op(7, OpKind::EventRecord { event: EventId(100) }),
-            op(9, OpKind::EventWait { event: EventId(100) }),
-            op(7, OpKind::EventRecord { event: EventId(101) }),
-            op(7, OpKind::EventRecord { event: EventId(102) }),
-            op(9, OpKind::EventWait { event: EventId(999) }),
-            op(9, OpKind::EventSync { event: EventId(102) }),
+            op_of(7, OpKind::EventRecord { event: EventId(100) }),
+            op_of(9, OpKind::EventWait { event: EventId(100) }),
+            op_of(7, OpKind::EventRecord { event: EventId(101) }),
+            op_of(7, OpKind::EventRecord { event: EventId(102) }),
+            op_of(9, OpKind::EventWait { event: EventId(999) }),
+            op_of(9, OpKind::EventSync { event: EventId(102) }),
         ];
         let dense = dense_streams(&dense_events(&ops));
         let kinds: Vec<_> = dense.iter().map(|op| (op.stream.0, op.kind, op.host_gap.as_ns())).collect();
@@ -157,18 +181,85 @@ mod tests {
     #[test]
     fn an_event_recorded_again_while_still_waited_for_keeps_both() {
         let ops = [
-            op(0, OpKind::EventRecord { event: EventId(5) }),
-            op(0, OpKind::EventRecord { event: EventId(6) }),
-            op(1, OpKind::EventWait { event: EventId(5) }),
-            op(0, OpKind::EventRecord { event: EventId(5) }),
-            op(1, OpKind::EventWait { event: EventId(6) }),
-            op(1, OpKind::EventWait { event: EventId(5) }),
+            op_of(0, OpKind::EventRecord { event: EventId(5) }),
+            op_of(0, OpKind::EventRecord { event: EventId(6) }),
+            op_of(1, OpKind::EventWait { event: EventId(5) }),
+            op_of(0, OpKind::EventRecord { event: EventId(5) }),
+            op_of(1, OpKind::EventWait { event: EventId(6) }),
+            op_of(1, OpKind::EventWait { event: EventId(5) }),
         ];
         let dense = dense_events(&ops);
         let events: Vec<_> = dense.iter().filter_map(|op| event_of(&op.kind)).collect();
         assert_eq!(
             events,
-            [(EventId(0), true), (EventId(1), true), (EventId(0), false), (EventId(0), true), (EventId(1), false), (EventId(0), false)]
+            [
+                (EventId(0), true),
+                (EventId(1), true),
+                (EventId(0), false),
+                (EventId(0), true),
+                (EventId(1), false),
+                (EventId(0), false)
+            ]
         );
+    }
+
+    /// A program over three streams and four events, with everything that touches either.
+    fn any_ops() -> impl Strategy<Value = Vec<Op>> {
+        let event = || (0..4u32).prop_map(EventId);
+        let compute = |us: i64| OpKind::Compute {
+            duration: SimTime::from_ns(us * 1000),
+            name: NameId(0),
+            class: ComputeClass::Kernel,
+            provenance: Provenance::Modelled,
+        };
+        let kind = prop_oneof![
+            3 => (0..50i64).prop_map(compute),
+            3 => event().prop_map(|event| OpKind::EventRecord { event }),
+            3 => event().prop_map(|event| OpKind::EventWait { event }),
+            1 => event().prop_map(|event| OpKind::EventSync { event }),
+            1 => Just(OpKind::StreamSync),
+            1 => Just(OpKind::DeviceSync),
+            1 => Just(OpKind::Alloc { bytes: 1 }),
+            2 => Just(OpKind::IterationEnd),
+        ];
+        let op = (0..20_000i64, prop::sample::select(vec![0u32, 3, 9]), kind).prop_map(|(gap, stream, kind)| Op {
+            host_gap: SimTime::from_ns(gap),
+            stream: StreamId(stream),
+            kind,
+        });
+        prop::collection::vec(op, 0..40).prop_map(|mut ops| {
+            // The ends of all streams and of the host show in the result.
+            ops.extend([0, 3, 9].map(|stream| op_of(stream, OpKind::IterationEnd)));
+            ops.extend([op_of(0, OpKind::DeviceSync), op_of(0, OpKind::IterationEnd)]);
+            ops
+        })
+    }
+
+    fn iteration_ends(ops: &[Op]) -> Vec<SimTime> {
+        let mut builder = GraphBuilder::new(1);
+        builder.intern_name("work");
+        let template = builder.add_template("program", ops).expect("valid ops");
+        builder.set_rank(Rank(0), template, vec![]);
+        let graph = Arc::new(builder.finish().expect("valid"));
+        let profile = Profile::builtin("h100-sxm").expect("built in");
+        let report = replay_ranks(&graph, &ReplayOptions::new(profile)).expect("nobody to wait for");
+        report.ranks[0].iteration_ends.clone()
+    }
+
+    fn num_events(ops: &[Op]) -> usize {
+        ops.iter().filter_map(|op| event_of(&op.kind)).map(|(event, _)| event.0 as usize + 1).max().unwrap_or(0)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn dense_numbers_change_no_time(ops in any_ops()) {
+            let dense = dense_streams(&dense_events(&ops));
+            prop_assert_eq!(iteration_ends(&dense), iteration_ends(&ops));
+            // A second time changes nothing more.
+            prop_assert_eq!(&dense_streams(&dense_events(&dense)), &dense);
+            prop_assert!(num_events(&dense) <= 4 && dense.iter().all(|op| op.stream.0 < 3));
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! Threads and sockets around [`super::state::State`]: one listener, and for each process one thread for its control
 //! requests and one for its records.
 
-use super::state::State;
+use super::helper;
+use super::state::{Part, State};
 use super::summary::{self, RecordingInfo, Summary};
 use super::{SessionError, SessionMode, SessionOptions, Status};
 use crate::graph::Graph;
@@ -69,8 +70,8 @@ impl Session {
 
     /// Listens in `directory` (made with mode 0700) and returns the socket's path for `PRISM_SESSION`.
     pub fn listen(&self, directory: &Path) -> Result<PathBuf, SessionError> {
-        let listener = Listener::bind(directory)
-            .map_err(|source| SessionError::Listen { path: directory.to_owned(), source })?;
+        let listener =
+            Listener::bind(directory).map_err(|source| SessionError::Listen { path: directory.to_owned(), source })?;
         let path = listener.path().to_owned();
         let shared = Arc::clone(&self.shared);
         lock(&self.threads).push(spawn("prism-listen", move || accept_loop(&listener, &shared)));
@@ -135,8 +136,10 @@ fn simulations(options: &SessionOptions, graph: Option<&Arc<Graph>>) -> Result<V
     let sim_options = |live: &[u32]| SimOptions {
         profile: options.profile.clone(),
         slow: options.slow.iter().map(|(rank, factor)| (Rank(*rank), *factor)).collect(),
+        perturb: options.perturb.clone(),
         live: live.iter().copied().map(Rank).collect(),
         trace: false,
+        symmetry: false,
     };
     match (options.mode, graph) {
         (SessionMode::Emulate, Some(graph)) => {
@@ -195,22 +198,33 @@ fn accept_loop(listener: &Listener, shared: &Arc<Shared>) {
 fn welcome(stream: UnixStream, shared: &Arc<Shared>) {
     let mut admitted = None;
     let admit = |hello: &prism_wire::frame::Hello| {
-        lock(&shared.state).connect(hello.rank, hello.world_size, hello.pid)?;
-        admitted = Some(hello.rank);
+        let part = lock(&shared.state).connect(hello.rank, hello.world_size, hello.pid)?;
+        admitted = Some((hello.rank, part));
         Ok(shared.config_text.clone())
     };
     // A refused or broken handshake is the process's problem; it has been told.
-    let Ok(Connection { hello, control, records, replies }) = handshake(stream, admit, RING_RECORDS) else {
-        admitted.into_iter().for_each(|rank| lock(&shared.state).forget(rank));
+    let connection = handshake(stream, admit, RING_RECORDS);
+    let Some((rank, part)) = admitted else { return };
+    let Ok(Connection { control, records, replies, .. }) = connection else {
+        if part == Part::Player {
+            lock(&shared.state).forget(rank);
+        }
         return;
     };
-    lock(&shared.state).attach(hello.rank, replies);
     lock(&shared.closers).push(control.closer());
     let mut threads = lock(&shared.process_threads);
     let for_control = Arc::clone(shared);
     let for_records = Arc::clone(shared);
-    threads.push(spawn("prism-control", move || control_loop(hello.rank, control, &for_control)));
-    threads.push(spawn("prism-records", move || record_loop(hello.rank, records, &for_records)));
+    if part == Part::Helper {
+        threads.push(spawn("prism-control", move || helper::control_loop(rank, control, &for_control.state)));
+        threads.push(spawn("prism-records", move || {
+            helper::record_loop(rank, records, &replies, &for_records.state, &for_records.stop, POLL);
+        }));
+        return;
+    }
+    lock(&shared.state).attach(rank, replies);
+    threads.push(spawn("prism-control", move || control_loop(rank, control, &for_control)));
+    threads.push(spawn("prism-records", move || record_loop(rank, records, &for_records)));
 }
 
 fn control_loop(rank: u32, mut control: ControlChannel, shared: &Shared) {
@@ -269,6 +283,6 @@ fn record_loop(rank: u32, mut records: RecordReader, shared: &Shared) {
     }
     // A process that was cut off has not ended by itself: its peers do not wait for it in vain.
     if !shared.is_closing.load(Ordering::Acquire) {
-        lock(&shared.state).end(rank, None);
+        lock(&shared.state).disconnect(rank);
     }
 }

@@ -23,6 +23,15 @@ const BACKGROUND_PATIENCE: u32 = 50;
 /// Ops a live rank may run ahead before the simulation takes them in.
 const RUN_EVERY_OPS: usize = 4096;
 
+/// What a process that says hello is to its rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// It plays the rank.
+    Player,
+    /// Another process does: see [`super::helper`].
+    Helper,
+}
+
 /// Everything the session's threads share.
 pub(crate) struct State {
     /// One simulation of all ranks when emulating; one for each live rank when collecting, where every rank runs alone
@@ -59,7 +68,7 @@ impl State {
     }
 
     /// A process says hello. The text of an error goes back to it.
-    pub(crate) fn connect(&mut self, rank: u32, world_size: u32, pid: u32) -> Result<(), String> {
+    pub(crate) fn connect(&mut self, rank: u32, world_size: u32, pid: u32) -> Result<Part, String> {
         if world_size != self.world_size {
             return Err(format!("the program's world has {world_size} ranks, the session's {}", self.world_size));
         }
@@ -67,17 +76,30 @@ impl State {
             let live: Vec<_> = self.processes.keys().collect();
             return Err(format!("rank {rank} is not played in this session (ranks {live:?} are)"));
         };
-        if let Some(other) = process.pid {
-            return Err(format!("rank {rank} is already played by process {other}"));
+        if process.pid.is_some() {
+            return Ok(Part::Helper);
         }
         process.pid = Some(pid);
-        Ok(())
+        Ok(Part::Player)
     }
 
     /// The connection of an admitted process came to nothing.
     pub(crate) fn forget(&mut self, rank: u32) {
         if let Some(process) = self.processes.get_mut(&rank) {
             process.pid = None;
+        }
+    }
+
+    /// The connection of a process is over. One that did nothing (a helper which the program started before its own first
+    /// call, to ask what the device is) leaves the rank's place free.
+    pub(crate) fn disconnect(&mut self, rank: u32) {
+        let Some(process) = self.processes.get_mut(&rank) else { return };
+        let has_acted = process.num_records > 0 || !process.groups.is_empty() || !process.comms.is_empty();
+        if has_acted || process.exited.is_some() {
+            self.end(rank, None);
+        } else {
+            process.replies = None;
+            self.forget(rank);
         }
     }
 
@@ -96,6 +118,18 @@ impl State {
         result
     }
 
+    /// A control request of a second process of `rank`.
+    pub(crate) fn control_of_helper(&mut self, rank: u32, request: Request) -> Result<Vec<u8>, String> {
+        match request {
+            Request::Name { .. } => Ok(Vec::new()),
+            Request::Unsupported { .. } | Request::Note { .. } => self.try_control(rank, request),
+            _ => {
+                let player = self.processes.get(&rank).and_then(|process| process.pid).unwrap_or_default();
+                Err(format!("rank {rank} is already played by process {player}: no other can communicate for it"))
+            }
+        }
+    }
+
     fn try_control(&mut self, rank: u32, request: Request) -> Result<Vec<u8>, String> {
         let process = self.processes.get_mut(&rank).ok_or("unknown rank")?;
         match request {
@@ -105,7 +139,10 @@ impl State {
             }
             Request::Group { ranks, name } => {
                 if let Some(outside) = ranks.iter().find(|member| **member >= self.world_size) {
-                    return Err(format!("process group {name:?} has rank {outside}, the world {} ranks", self.world_size));
+                    return Err(format!(
+                        "process group {name:?} has rank {outside}, the world {} ranks",
+                        self.world_size
+                    ));
                 }
                 process.groups.push(ProcessGroup { name, ranks });
             }
@@ -121,7 +158,14 @@ impl State {
         Ok(Vec::new())
     }
 
-    fn comm_init(&mut self, rank: u32, comm_id: u32, nranks: u32, group_rank: u32, id: &UniqueId) -> Result<(), String> {
+    fn comm_init(
+        &mut self,
+        rank: u32,
+        comm_id: u32,
+        nranks: u32,
+        group_rank: u32,
+        id: &UniqueId,
+    ) -> Result<(), String> {
         let process = &self.processes[&rank];
         let (members, origin) = process.identify(nranks, group_rank, id, self.world_size, &self.identity)?;
         self.add_comm(rank, comm_id, members, origin)
@@ -151,8 +195,7 @@ impl State {
 
     fn add_comm(&mut self, rank: u32, comm_id: u32, members: Vec<u32>, origin: CommOrigin) -> Result<(), String> {
         let process = self.processes.get_mut(&rank).expect("checked by the caller");
-        let slot =
-            self.sims[process.sim].live_comm(Rank(rank), &members).map_err(|error| error.to_string())?;
+        let slot = self.sims[process.sim].live_comm(Rank(rank), &members).map_err(|error| error.to_string())?;
         process.recorded_comms.push(RecordedComm { origin, members });
         process.comms.insert(comm_id, slot);
         Ok(())
@@ -177,7 +220,8 @@ impl State {
     }
 
     fn feed_one(&mut self, rank: u32, record: &Record) -> Result<bool, String> {
-        let kind = RecordKind::from_u16(record.kind).ok_or_else(|| format!("record kind {} is not known", record.kind))?;
+        let kind =
+            RecordKind::from_u16(record.kind).ok_or_else(|| format!("record kind {} is not known", record.kind))?;
         let process = self.processes.get_mut(&rank).ok_or("unknown rank")?;
         process.num_records += 1;
         if self.failure.is_some() {
@@ -212,6 +256,7 @@ impl State {
         let process = self.processes.get_mut(&rank).expect("checked by the caller");
         let gap_ns = record.host_ns.saturating_sub(process.last_host_ns).max(0);
         process.last_host_ns = process.last_host_ns.max(record.host_ns);
+        process.host_time_ns = process.host_time_ns.saturating_add(gap_ns);
         let op = Op { host_gap: SimTime::from_ns(gap_ns), stream: StreamId(record.stream), kind };
         if let Some(recorder) = &mut process.recorder {
             recorder.push(op);
@@ -222,6 +267,12 @@ impl State {
         if matches!(kind, OpKind::Collective { .. } | OpKind::PointToPoint { .. } | OpKind::Compute { .. }) {
             process.last_op = Some(kind);
         }
+        if let OpKind::Compute { name, .. } = kind
+            && self.sims[self.processes[&rank].sim].wants_names()
+        {
+            let text = self.names.get_index(name.index()).cloned().unwrap_or_default();
+            self.sim_of(rank).tell_name(Rank(rank), name, &text).map_err(|error| error.to_string())?;
+        }
         self.sim_of(rank).push(Rank(rank), op).map_err(|error| error.to_string())
     }
 
@@ -231,7 +282,9 @@ impl State {
         let at = SimTime::from_ns(record.host_ns);
         let (question, pending) = match kind {
             RecordKind::EventQuery => (Question::EventDone { event: EventId(record.e), at }, PendingKind::Done),
-            RecordKind::StreamQuery => (Question::StreamDone { stream: StreamId(record.stream), at }, PendingKind::Done),
+            RecordKind::StreamQuery => {
+                (Question::StreamDone { stream: StreamId(record.stream), at }, PendingKind::Done)
+            }
             RecordKind::EventElapsed => {
                 (Question::Elapsed { from: EventId(record.e), to: EventId(record.f) }, PendingKind::Elapsed)
             }
@@ -261,7 +314,8 @@ impl State {
     }
 
     fn refuse_query(&mut self, rank: u32, record: &Record) {
-        if RecordKind::from_u16(record.kind).is_some_and(RecordKind::is_query)
+        // What is not known may be a query: somebody would wait for ever.
+        if RecordKind::from_u16(record.kind).is_none_or(RecordKind::is_query)
             && let Some(process) = self.processes.get(&rank)
         {
             reply_to(process, record.h, failed_reply(record.host_ns));
@@ -285,6 +339,7 @@ impl State {
         let Some(process) = self.processes.get_mut(&rank) else { return };
         process.exited = process.exited.or(exit_code);
         if !std::mem::replace(&mut process.has_ended, true) {
+            process.ended_before_failure = self.failure.is_none();
             process.pending.clear();
             self.sim_of(rank).end_live(Rank(rank));
             self.advance();

@@ -5,11 +5,11 @@ use super::process::{Process, describe};
 use super::state::State;
 use super::{SessionMode, SessionOptions, nccl_memory};
 use crate::graph::Graph;
+use crate::graph::op::{OpKind, Provenance};
 use crate::ids::Rank;
 use crate::prune;
 use crate::sim::{DeviceTime, RankReport, SimReport};
 use crate::slice::recording::{CommOrigin, ProcessGroup};
-use crate::graph::op::OpKind;
 use crate::units::SimTime;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,6 +30,8 @@ pub struct RankStatus {
     pub connected: bool,
     /// No more ops will come.
     pub finished: bool,
+    /// It ended while the session was well, so no failure of the session is the reason.
+    pub ended_before_failure: bool,
     /// Records taken in.
     pub records: u64,
     /// Iterations enqueued completely.
@@ -68,6 +70,8 @@ pub struct RankSummary {
     pub nccl_buffer_bytes: u64,
     /// Time on the device.
     pub device_time: Option<DeviceTime>,
+    /// Compute, communication and host time by what they rest on, ns.
+    pub time_by_provenance: BTreeMap<Provenance, i64>,
     /// Communicators in order of creation.
     pub communicators: Vec<CommunicatorSummary>,
     /// Calls that are not supported, with how often they were made.
@@ -141,6 +145,7 @@ pub(crate) fn status(state: &State) -> Status {
     let rank_status = |process: &Process| RankStatus {
         connected: process.pid.is_some(),
         finished: process.has_ended,
+        ended_before_failure: process.ended_before_failure,
         records: process.num_records,
         iterations: process.num_iterations,
         last_op: last_op(process, state),
@@ -190,13 +195,16 @@ pub(crate) fn summarise(state: &mut State, options: &SessionOptions, graph: Opti
     state.advance();
     let report = state.report();
     let live: Vec<Rank> = options.live.iter().copied().map(Rank).collect();
+    let is_complete = state.failure.is_none() && state.processes.values().all(|process| process.has_ended);
     let materialised = match (options.mode, graph) {
-        (SessionMode::Emulate, Some(graph)) => prune::materialised(graph, &live.iter().copied().collect(), &options.profile).len(),
+        (SessionMode::Emulate, Some(graph)) => {
+            prune::materialised(graph, &live.iter().copied().collect(), &options.profile).len()
+        }
         _ => live.len(),
     };
     Summary {
         world_size: options.world_size,
-        iteration_time_ns: job_iterations(&report, &live),
+        iteration_time_ns: job_iterations(&report, &live, is_complete),
         ranks: state.processes.values().map(|process| rank_summary(process, &report, state)).collect(),
         ops: graph.map_or(0, Graph::num_ops),
         ops_evaluated: report.ops_evaluated,
@@ -206,10 +214,12 @@ pub(crate) fn summarise(state: &mut State, options: &SessionOptions, graph: Opti
     }
 }
 
-/// Iterations that every rank which took part has finished; a run that ends early stops there.
-fn job_iterations(report: &SimReport, live: &[Rank]) -> Vec<i64> {
-    let finished = report.ranks.iter().filter(|rank| live.contains(&rank.rank)).map(|rank| rank.iteration_ends.len()).min();
-    if report.ranks.iter().all(|rank| rank.iteration_ends.is_empty()) {
+/// Iterations that every rank which took part has finished; a run that ends early stops there. A complete run without
+/// markers is one iteration.
+fn job_iterations(report: &SimReport, live: &[Rank], is_complete: bool) -> Vec<i64> {
+    let finished =
+        report.ranks.iter().filter(|rank| live.contains(&rank.rank)).map(|rank| rank.iteration_ends.len()).min();
+    if is_complete && report.ranks.iter().all(|rank| rank.iteration_ends.is_empty()) {
         return report.iteration_times().into_iter().map(SimTime::as_ns).collect();
     }
     report.iteration_times().into_iter().take(finished.unwrap_or(0)).map(SimTime::as_ns).collect()
@@ -219,6 +229,14 @@ fn rank_iterations(report: &RankReport) -> Vec<i64> {
     let mut before = report.training_begin.unwrap_or_default();
     let ends = report.iteration_ends.iter();
     ends.map(|end| (*end - std::mem::replace(&mut before, *end)).as_ns()).collect()
+}
+
+/// Communication is modelled from the profile; host time is a constant per call that nobody measured.
+fn time_by_provenance(device: Option<&DeviceTime>, host_time_ns: i64) -> BTreeMap<Provenance, i64> {
+    let mut shares = device.map(|device| device.by_provenance.clone()).unwrap_or_default();
+    *shares.entry(Provenance::Modelled).or_default() += device.map_or(0, |device| device.communication);
+    *shares.entry(Provenance::Default).or_default() += host_time_ns;
+    shares
 }
 
 fn rank_summary(process: &Process, report: &SimReport, state: &State) -> RankSummary {
@@ -242,6 +260,7 @@ fn rank_summary(process: &Process, report: &SimReport, state: &State) -> RankSum
             .map(|comm| nccl_memory::communicator_bytes(comm.members.len(), comm.calls > 0))
             .sum(),
         device_time: own.and_then(|own| own.device_time.clone()),
+        time_by_provenance: time_by_provenance(own.and_then(|own| own.device_time.as_ref()), process.host_time_ns),
         communicators: communicators.collect(),
         unsupported: process.unsupported.clone(),
         notes: process.notes.clone(),

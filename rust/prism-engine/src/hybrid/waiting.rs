@@ -3,7 +3,7 @@
 use super::process::{Pending, PendingKind, Process};
 use super::state::{State, reply_to};
 use crate::ids::Rank;
-use crate::sim::Answer;
+use crate::sim::{Answer, list};
 use prism_wire::message::{Reply, ReplyStatus};
 
 /// Why a simulation does not move.
@@ -45,6 +45,11 @@ impl State {
             Stillness::Deadlock => {
                 let waiting: Vec<String> = self.sims[sim].blocked().iter().map(ToString::to_string).collect();
                 let waiting = waiting.join("\n  ");
+                let dead = self.dead_ranks(sim);
+                if !dead.is_empty() {
+                    self.fail(format!("deadlock: {dead} and nothing can move\n  {waiting}"));
+                    return;
+                }
                 self.fail(format!("deadlock: every running rank waits and nothing can move\n  {waiting}"));
             }
         }
@@ -70,9 +75,22 @@ impl State {
         if running.iter().any(|process| process.driver_pending().next().is_none()) {
             return Stillness::Watched;
         }
-        let polls = running.iter().flat_map(|process| process.driver_pending());
+        // The dead ask for ever.
+        let alive = running.iter().filter(|process| !self.sims[sim].is_dead(Rank(process.rank)));
+        let polls = alive.flat_map(|process| process.driver_pending());
         let polls = polls.filter(|pending| pending.question == PendingKind::Done);
         polls.map(|pending| pending.host_ns).min().map_or(Stillness::Deadlock, Stillness::Polling)
+    }
+
+    /// The ranks that have died, in words.
+    fn dead_ranks(&self, sim: usize) -> String {
+        let dead = (0..self.world_size).filter(|rank| self.sims[sim].is_dead(Rank(*rank)));
+        let dead: Vec<u32> = dead.collect();
+        match dead[..] {
+            [] => String::new(),
+            [only] => format!("rank {only} has died"),
+            _ => format!("ranks {} have died", list(&dead)),
+        }
     }
 
     fn answer(&mut self, sim: usize) -> bool {
@@ -94,7 +112,11 @@ impl State {
                 Answer::Done(is_done) => (i64::from(is_done), pending.host_ns),
                 Answer::Elapsed(time) => (time.as_ns(), pending.host_ns),
             };
-            reply_to(process, pending.reply_slot, Reply { status: ReplyStatus::Ok as u32, reserved: 0, value, host_ns });
+            reply_to(
+                process,
+                pending.reply_slot,
+                Reply { status: ReplyStatus::Ok as u32, reserved: 0, value, host_ns },
+            );
         }
         any
     }

@@ -9,6 +9,7 @@ use super::error::{Mismatch, SimError};
 use super::program::Program;
 use super::role::{LaunchState, Role, Slot};
 use super::signature::Call;
+use crate::graph::op::{Op, OpKind};
 use crate::ids::{Rank, StreamId};
 use serde::Serialize;
 use std::cmp::Reverse;
@@ -42,6 +43,10 @@ pub struct Blocked {
     pub missing: Vec<Rank>,
     /// Those of them whose programs have ended: they will never come.
     pub ended: Vec<Rank>,
+    /// Those of them whose programs have not ended but do not have the call any more: they will never come either.
+    pub never: Vec<Rank>,
+    /// Those of them that have died.
+    pub dead: Vec<Rank>,
 }
 
 impl fmt::Display for Blocked {
@@ -58,16 +63,20 @@ impl fmt::Display for Blocked {
             self.members.len(),
             list(&missing)
         )?;
-        if !self.ended.is_empty() {
-            let ended: Vec<u32> = self.ended.iter().map(|rank| rank.0).collect();
-            write!(f, "; ended without the call: {}", list(&ended))?;
+        let reasons =
+            [(&self.dead, "dead"), (&self.ended, "ended without the call"), (&self.never, "never makes the call")];
+        for (ranks, what) in reasons {
+            if !ranks.is_empty() {
+                let plain: Vec<u32> = ranks.iter().map(|rank| rank.0).collect();
+                write!(f, "; {what}: {}", list(&plain))?;
+            }
         }
         Ok(())
     }
 }
 
 /// Ranks as ranges, cut after eight.
-pub(super) fn list(ranks: &[u32]) -> String {
+pub(crate) fn list(ranks: &[u32]) -> String {
     let mut sorted = ranks.to_vec();
     sorted.sort_unstable();
     let runs: Vec<&[u32]> = sorted.chunk_by(|a, b| a + 1 == *b).collect();
@@ -129,7 +138,8 @@ impl Simulation {
         let call = &definition.calls[state.num_posted - 1];
         for (rank, comm) in role.ranks.iter().zip(&slot.comms) {
             let network = &self.network.comms[*comm as usize];
-            if network.completed >= slot.calls {
+            // A dead rank may have come to a call that never ends because of it.
+            if network.completed >= slot.calls || self.is_dead(Rank(*rank)) {
                 continue;
             }
             let blocked = found.entry((*comm, None)).or_insert_with(|| Blocked {
@@ -145,6 +155,8 @@ impl Simulation {
                 dtype: format!("{:?}", call.dtype),
                 missing: Vec::new(),
                 ended: Vec::new(),
+                never: Vec::new(),
+                dead: Vec::new(),
             });
             blocked.add(*rank, call.op, definition.streams[0]);
         }
@@ -160,7 +172,10 @@ impl Simulation {
         found: &mut BTreeMap<Key, Blocked>,
     ) {
         let definition = &program.group(group).launches[launch as usize];
-        for (index, rank) in role.ranks.iter().enumerate().filter(|(index, _)| state.messages_by_rank[*index] > 0) {
+        for (index, rank) in role.ranks.iter().enumerate().filter(|(index, _)| state.messages_by_port[*index] > 0) {
+            if self.is_dead(Rank(*rank)) {
+                continue;
+            }
             let comm = role.slots[at].comms[index];
             let me = self.network.group_rank(comm, *rank);
             for half in &definition.halves {
@@ -181,6 +196,8 @@ impl Simulation {
                     dtype: format!("{:?}", half.dtype),
                     missing: vec![Rank(members[half.peer as usize])],
                     ended: Vec::new(),
+                    never: Vec::new(),
+                    dead: Vec::new(),
                 });
             }
         }
@@ -196,7 +213,32 @@ impl Simulation {
             blocked.missing = members.filter(|rank| blocked.waiting.binary_search(rank).is_err()).collect();
             blocked.missing.sort_unstable();
         }
-        blocked.ended = blocked.missing.iter().copied().filter(|rank| self.has_rank_ended(*rank)).collect();
+        let (dead, alive): (Vec<Rank>, Vec<Rank>) = blocked.missing.iter().partition(|rank| self.is_dead(**rank));
+        blocked.dead = dead;
+        let (ended, running): (Vec<Rank>, Vec<Rank>) =
+            alive.into_iter().partition(|rank| self.has_rank_ended(*rank));
+        blocked.ended = ended;
+        let never = running.into_iter().filter(|rank| !self.may_come(*rank, blocked));
+        blocked.never = never.collect();
+    }
+
+    /// Does a rank that has not ended have the call still before it? Known of virtual ranks without live ones beside them,
+    /// because their programs are all there; all others may come.
+    fn may_come(&self, rank: Rank, blocked: &Blocked) -> bool {
+        let Some(graph) = self.graph.as_ref().filter(|_| self.live.is_empty()) else { return true };
+        let Some(slot) = graph.rank_slots(rank).iter().position(|own| *own == blocked.communicator) else { return false };
+        let waits_for_message = blocked.call == "Send" || blocked.call == "Recv";
+        let waiting = blocked.members.iter().position(|member| *member == blocked.rank.0);
+        let is_such = |op: &Op| match op.kind {
+            OpKind::Collective { slot: own, .. } => !waits_for_message && own.index() == slot,
+            OpKind::PointToPoint { slot: own, is_send, peer, .. } => {
+                let is_other_half = is_send == (blocked.call == "Recv") && Some(peer as usize) == waiting;
+                waits_for_message && own.index() == slot && is_other_half
+            }
+            _ => false,
+        };
+        let calls = graph.template(graph.rank_template(rank)).iter().filter(is_such).count();
+        calls as u64 > blocked.sequence
     }
 
     /// The mismatch of the lowest communicator that has one, or of the lowest pair whose message halves do not fit.
@@ -227,8 +269,10 @@ impl Simulation {
             communicator: comm,
             members: network.members.to_vec(),
             sequence: network.completed,
+            majority_op: majority.op,
             majority: majority.signature(),
             majority_ranks,
+            minority_op: minority.op,
             minority: minority.signature(),
             minority_ranks,
         }))
@@ -253,6 +297,12 @@ impl Simulation {
 }
 
 impl Blocked {
+    /// Will a member never make the call?
+    #[must_use]
+    pub fn is_hopeless(&self) -> bool {
+        !self.dead.is_empty() || !self.ended.is_empty() || !self.never.is_empty()
+    }
+
     fn add(&mut self, rank: u32, op: u32, stream: StreamId) {
         self.waiting.push(Rank(rank));
         if rank < self.rank.0 {
@@ -261,10 +311,12 @@ impl Blocked {
     }
 }
 
-/// Puts calls missed by ended ranks first; without one, the shortest cycle through the first instance that lies on one.
+/// Puts calls that will never be made first; without one, the shortest cycle through the first instance that lies on one.
 fn reasons_first(mut found: Vec<Blocked>) -> Vec<Blocked> {
-    let order: Vec<usize> = if found.iter().any(|blocked| !blocked.ended.is_empty()) {
-        (0..found.len()).filter(|at| !found[*at].ended.is_empty()).collect()
+    let order: Vec<usize> = if found.iter().any(Blocked::is_hopeless) {
+        let mut order: Vec<usize> = (0..found.len()).filter(|at| found[*at].is_hopeless()).collect();
+        order.sort_by_key(|at| found[*at].dead.is_empty());
+        order
     } else {
         shortest_cycle(&found)
     };
@@ -275,7 +327,8 @@ fn reasons_first(mut found: Vec<Blocked>) -> Vec<Blocked> {
     keyed.into_iter().map(|(_, blocked)| blocked).collect()
 }
 
-fn shortest_cycle(found: &[Blocked]) -> Vec<usize> {
+/// The shortest cycle through the first of these that lies on one, in order of who waits for whom; empty without a cycle.
+pub(crate) fn shortest_cycle(found: &[Blocked]) -> Vec<usize> {
     let mut stands_at: BTreeMap<Rank, Vec<usize>> = BTreeMap::new();
     for (at, blocked) in found.iter().enumerate() {
         blocked.waiting.iter().for_each(|rank| stands_at.entry(*rank).or_default().push(at));

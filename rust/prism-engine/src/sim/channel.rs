@@ -1,6 +1,7 @@
 //! Halves of messages. Of one ordered pair of one communicator, the k-th send meets the k-th receive.
 
 use super::error::SimError;
+use super::perturbed::Origin;
 use crate::ids::Rank;
 use crate::units::SimTime;
 use rustc_hash::FxHashMap;
@@ -17,6 +18,7 @@ pub(super) struct Waiting {
     pub(super) time: SimTime,
     pub(super) bytes: u64,
     pub(super) is_send: bool,
+    pub(super) origin: Origin,
 }
 
 /// Messages of one ordered pair. Only halves of one side wait at a time.
@@ -54,6 +56,13 @@ impl Channel {
         Some(if half.is_send { (half, other) } else { (other, half) })
     }
 
+    /// The halves that met last never end, because the rank of the other half is dead: `left` waits for ever.
+    pub(super) fn orphan(&mut self, left: Waiting) {
+        self.is_broken = true;
+        self.matched -= 1;
+        self.first = Some(left);
+    }
+
     /// The halves that met last do not fit: nothing meets here any more.
     pub(super) fn mismatch(&mut self, send: &Waiting, receive: &Waiting) -> SimError {
         self.is_broken = true;
@@ -87,6 +96,31 @@ impl Channels {
 
     pub(super) fn at(&mut self, number: u32) -> &mut Channel {
         &mut self.channels[number as usize]
+    }
+
+    /// Number of the channel of `comm` (whose members are `members`) that is like channel `number`: with its halves.
+    pub(super) fn fork(&mut self, number: u32, comm: u32, members: &[u32]) -> u32 {
+        let like = &self.channels[number as usize];
+        let (_, source, destination) = like.key;
+        let key = (comm, source, destination);
+        if let Some(known) = self.numbers.get(&key) {
+            return *known;
+        }
+        let ranks = (members[source as usize], members[destination as usize]);
+        let half = |half: &Waiting| Waiting { rank: if half.is_send { ranks.0 } else { ranks.1 }, ..*half };
+        let channel = Channel {
+            key,
+            ranks,
+            is_alone: like.is_alone,
+            is_broken: like.is_broken,
+            matched: like.matched,
+            first: like.first.as_ref().map(half),
+            more: like.more.iter().map(half).collect(),
+        };
+        self.channels.push(channel);
+        let number = self.channels.len() as u32 - 1;
+        self.numbers.insert(key, number);
+        number
     }
 
     /// Of the halves that wait in a channel the first: whether it sends, and how many messages were before.

@@ -77,7 +77,8 @@ pub enum SimError {
 /// Members of a communicator called different collectives.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize)]
 #[error(
-    "collective {sequence} of communicator {communicator} ({} ranks): {} called {}, but {} called {}",
+    "collective {sequence} of communicator {communicator} ({} ranks): {} called {} (op {majority_op}), but {} called {} \
+     (op {minority_op})",
     members.len(), ranks(majority_ranks), majority, ranks(minority_ranks), minority
 )]
 pub struct Mismatch {
@@ -87,10 +88,14 @@ pub struct Mismatch {
     pub members: Vec<u32>,
     /// Collectives of the communicator before this one.
     pub sequence: u64,
+    /// Index of the op in the program of the first of `majority_ranks`.
+    pub majority_op: u32,
     /// What most members called (of two equally frequent calls, the one of the lowest group rank).
     pub majority: Signature,
     /// Who did.
     pub majority_ranks: Vec<Rank>,
+    /// Index of the op in the program of the first of `minority_ranks`.
+    pub minority_op: u32,
     /// What others called.
     pub minority: Signature,
     /// Who did: the culprits.

@@ -4,11 +4,12 @@ use super::Simulation;
 use super::error::SimError;
 use super::gate::FirstCall;
 use super::network::Part;
+use super::ports::Lanes;
 use super::program::Program;
 use super::role::Role;
 use super::speeds::Speeds;
 use crate::graph::op::{Op, OpKind};
-use crate::ids::{EventId, Rank, SlotId, StreamId};
+use crate::ids::{EventId, NameId, Rank, SlotId, StreamId};
 use crate::units::SimTime;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -102,9 +103,13 @@ impl LiveRank {
 
 impl Simulation {
     pub(super) fn add_live_rank(&mut self, rank: Rank) {
-        self.programs.push(Program::new(self.stretch(&[rank.0])));
+        let mut program = Program::new(self.stretch(&[rank.0]));
+        if let Some(count) = self.perturber.rules().deaths(rank).1 {
+            program.die_after(count);
+        }
+        self.programs.push(program);
         let speeds = Speeds::alone(self.slow.get(&rank).copied());
-        let role = self.insert_role(Role::new(self.programs.len() - 1, vec![rank.0], speeds));
+        let role = self.insert_role(Role::new(self.programs.len() - 1, vec![rank.0], Lanes::default(), speeds));
         self.live.insert(rank, LiveRank { role, ..LiveRank::default() });
     }
 
@@ -144,6 +149,19 @@ impl Simulation {
         let is_live = |member: &u32| self.live.contains_key(&Rank(*member));
         let present = (0..members.len() as u32).filter(|at| is_live(&members[*at as usize])).collect();
         Ok(self.network.add_comm(members.into(), Some(present)))
+    }
+
+    /// Does the simulation want to know the texts of a live rank's names?
+    pub fn wants_names(&self) -> bool {
+        self.perturber.rules().has_name_filters()
+    }
+
+    /// Tells the text of a name, before the first op of that name is pushed.
+    pub fn tell_name(&mut self, rank: Rank, name: NameId, text: &str) -> Result<(), SimError> {
+        let mask = self.perturber.rules().name_mask(text);
+        let role = self.live_mut(rank)?.role;
+        self.programs[self.roles[role as usize].program].set_name(name, mask);
+        Ok(())
     }
 
     /// A live rank issues an op. Synchronisations hold its host until they are answered ([`Question::Resume`]).
@@ -209,6 +227,11 @@ impl Simulation {
         let Some(live) = self.live.get_mut(&rank) else { return };
         let role = &mut self.roles[live.role as usize];
         let program = &mut self.programs[role.program];
+        if program.is_cut() {
+            // The dead are not answered.
+            live.pending.insert(ticket, Pending::Resume { segment: u32::MAX });
+            return;
+        }
         let mut use_of = |event: EventId| {
             let record = program.latest_record(event)?;
             program.add_use(record);
@@ -225,7 +248,7 @@ impl Simulation {
                 None => return self.answers.push((rank, ticket, Answer::Done(true))),
             },
             Question::StreamDone { stream, at } => {
-                Pending::Done { record: program.record_for_question(stream, live.num_ops), at }
+                Pending::Done { record: program.record_for_question(stream), at }
             }
             Question::Elapsed { from, to } => {
                 let (Some(first), Some(second)) = (program.latest_record(from), program.latest_record(to)) else {

@@ -29,34 +29,43 @@ mod gate;
 mod live;
 mod memo;
 mod network;
+mod perturbed;
+mod ports;
 mod program;
 mod report;
 mod role;
 mod signature;
 mod speeds;
 mod step;
+mod symmetry;
 mod trace;
 mod vector;
 
 pub use blocked::Blocked;
+pub(crate) use blocked::{list, shortest_cycle};
 pub use error::{Mismatch, SimError};
 pub use live::{Answer, Question};
 pub use report::{CommUse, DeviceTime, RankReport, SimReport};
 pub use signature::Signature;
-pub use trace::Span;
+pub(crate) use signature::{Call, Half};
+pub use trace::{LaunchSpan, Span};
 
 use crate::graph::Graph;
-use crate::ids::{Rank, TemplateId};
+use crate::ids::{NameId, Rank, TemplateId};
+use crate::perturb::{NameMask, Perturbations, World};
 use crate::profile::Profile;
 use gate::Gate;
 use live::LiveRank;
 use network::{Network, Part};
+use perturbed::{NetworkRules, Perturber};
+use ports::Lanes;
 use program::Program;
 use role::Role;
 use speeds::Speeds;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use step::Context;
+use symmetry::Symmetry;
 use trace::Tracer;
 
 /// Slowest a rank may be made.
@@ -81,17 +90,22 @@ pub struct SimOptions {
     pub profile: Profile,
     /// Slow-down of a rank's compute ops (1.3 = 30 % longer).
     pub slow: BTreeMap<Rank, f64>,
+    /// Changes to the job.
+    pub perturb: Perturbations,
     /// Ranks whose ops are pushed instead of replayed.
     pub live: Vec<Rank>,
     /// Keep the span of every op (memory grows with every op).
     pub trace: bool,
+    /// Evaluate ranks that have had the same times so far as one. Has no effect on times; without it, and beside live ranks,
+    /// with a trace, or where hardly any ranks are alike, every rank is evaluated. Errors are not explained with it.
+    pub symmetry: bool,
 }
 
 impl SimOptions {
     /// All ranks virtual, at full speed.
     #[must_use]
     pub fn new(profile: Profile) -> Self {
-        Self { profile, slow: BTreeMap::new(), live: Vec::new(), trace: false }
+        Self { profile, slow: BTreeMap::new(), perturb: Perturbations::default(), live: Vec::new(), trace: false, symmetry: false }
     }
 }
 
@@ -115,11 +129,14 @@ pub struct Simulation {
     live: BTreeMap<Rank, LiveRank>,
     gate: Gate,
     slow: BTreeMap<Rank, f64>,
+    perturber: Perturber,
     tracer: Tracer,
     answers: Vec<(Rank, u64, Answer)>,
     failure: Option<SimError>,
     /// Roles of whose ranks some have come further than others since the last look.
     uneven: BTreeSet<u32>,
+    /// Only when ranks are evaluated in lanes.
+    symmetry: Option<Box<Symmetry>>,
 }
 
 impl Simulation {
@@ -129,26 +146,37 @@ impl Simulation {
             Peers::Graph(graph) => Some(graph),
             Peers::Absent => None,
         };
+        let mut options = options;
+        add_constant_factors(world_size, &mut options);
         check_options(graph.as_deref(), world_size, &options)?;
+        let rules = Arc::new(options.perturb);
+        let keeps_symmetry = rules.keeps_symmetry();
+        let network_rules = NetworkRules::new(&rules, World::new(world_size, &options.profile));
         let mut simulation = Self {
             world_size,
             programs: Vec::new(),
             roles: Vec::new(),
             places: vec![Place { role: NOWHERE, at: 0 }; world_size as usize],
-            network: Network::new(options.profile, world_size),
+            network: Network::new(options.profile, world_size, network_rules),
             queue: VecDeque::new(),
             is_queued: Vec::new(),
             live: BTreeMap::new(),
             gate: Gate::default(),
             slow: options.slow,
+            perturber: Perturber::new(rules),
             tracer: Tracer::new(options.trace),
             answers: Vec::new(),
             failure: None,
             uneven: BTreeSet::new(),
+            symmetry: None,
             graph,
         };
         if let Some(graph) = simulation.graph.clone() {
-            simulation.add_virtual_ranks(&graph, &options.live)?;
+            simulation.gate = Gate::new(&graph, &options.live)?;
+            let may_share = options.symmetry && options.live.is_empty() && !options.trace && keeps_symmetry;
+            if !may_share || !simulation.add_lanes(&graph)? {
+                simulation.add_virtual_ranks(&graph, &options.live)?;
+            }
         }
         for rank in options.live {
             simulation.add_live_rank(rank);
@@ -164,15 +192,37 @@ impl Simulation {
         for rank in (0..self.world_size).filter(|rank| !live.contains(&Rank(*rank))) {
             ranks_of[graph.rank_template(Rank(rank)).index()].push(rank);
         }
-        self.gate = Gate::new(graph, live)?;
-        for (template, ranks) in ranks_of.into_iter().enumerate().filter(|(_, ranks)| !ranks.is_empty()) {
+        let names = Arc::new(self.name_masks(graph));
+        for (template, ranks) in ranks_of.into_iter().enumerate() {
             let template = TemplateId(template as u32);
-            let mut program = Program::new(self.stretch(&ranks));
-            self.gate.add_program(graph, template, self.programs.len(), &mut program)?;
-            self.programs.push(program);
-            self.add_role(graph, template, ranks)?;
+            // Ranks that die have a program and a role of their own.
+            let (dying, others): (Vec<u32>, Vec<u32>) = ranks.into_iter().partition(|rank| self.is_mortal(*rank));
+            let others = if others.is_empty() { Vec::new() } else { vec![others] };
+            for ranks in dying.into_iter().map(|rank| vec![rank]).chain(others) {
+                let mut program = Program::new(self.stretch(&ranks));
+                program.set_names(Arc::clone(&names));
+                if let Some(count) = self.perturber.rules().deaths(Rank(ranks[0])).1 {
+                    program.die_after(count);
+                }
+                self.gate.add_program(graph, template, self.programs.len(), &mut program)?;
+                self.programs.push(program);
+                self.add_role(graph, template, ranks)?;
+            }
         }
         Ok(())
+    }
+
+    fn is_mortal(&self, rank: u32) -> bool {
+        self.perturber.rules().deaths(Rank(rank)) != (None, None)
+    }
+
+    /// Which name filters the names of a graph fit.
+    fn name_masks(&self, graph: &Graph) -> Vec<NameMask> {
+        let rules = self.perturber.rules();
+        if !rules.has_name_filters() {
+            return Vec::new();
+        }
+        (0..graph.num_names()).map(|name| rules.name_mask(graph.name(NameId(name as u32)))).collect()
     }
 
     /// Largest slow-down of some ranks.
@@ -184,7 +234,7 @@ impl Simulation {
         let speeds = Speeds::of(graph, &ranks, &self.slow)?;
         let num_slots = graph.template(template).num_slots() as usize;
         let id = self.roles.len() as u32;
-        let mut role = Role::new(self.programs.len() - 1, ranks, speeds);
+        let mut role = Role::new(self.programs.len() - 1, ranks, Lanes::default(), speeds);
         for slot in 0..num_slots {
             let comms = role.ranks.iter().map(|rank| graph.rank_slots(Rank(*rank))[slot]).collect();
             role.add_slot(comms, &self.network);
@@ -197,15 +247,26 @@ impl Simulation {
         Ok(())
     }
 
-    fn insert_role(&mut self, role: Role) -> u32 {
+    fn insert_role(&mut self, mut role: Role) -> u32 {
         let id = self.roles.len() as u32;
+        role.id = id;
         for (at, rank) in role.ranks.iter().enumerate() {
             self.places[*rank as usize] = Place { role: id, at: at as u32 };
         }
         self.roles.push(role);
+        self.perturb_role(id);
         self.is_queued.push(false);
         self.enqueue(id);
         id
+    }
+
+    /// Finds out which lanes of a role are perturbed.
+    fn perturb_role(&mut self, id: u32) {
+        let role = &mut self.roles[id as usize];
+        role.touched = self.perturber.touched(&role.ranks, &role.lanes);
+        if let [rank] = role.ranks[..] {
+            role.death = self.perturber.rules().deaths(Rank(rank)).0;
+        }
     }
 
     fn enqueue(&mut self, role: u32) {
@@ -235,6 +296,13 @@ impl Simulation {
             }
         }
         self.answer_questions();
+        if let Some(failure) = self.perturber.failure() {
+            return Err(failure);
+        }
+        if self.symmetry.is_some() {
+            let is_right = self.network.mismatched.is_none() && self.network.broken.is_empty() && self.is_finished();
+            return if is_right { Ok(()) } else { Err(SimError::invalid("the ranks do not get through")) };
+        }
         if let Some(mismatch) = self.find_mismatch() {
             return Err(mismatch);
         }
@@ -245,7 +313,7 @@ impl Simulation {
     }
 
     fn is_finished(&self) -> bool {
-        self.roles.iter().all(|role| role.is_finished(&self.programs[role.program]))
+        self.roles.iter().all(|role| role.is_finished(&self.programs[role.program]) || self.has_role_died(role))
     }
 
     fn run_queue(&mut self) {
@@ -253,7 +321,8 @@ impl Simulation {
             self.is_queued[id as usize] = false;
             let role = &mut self.roles[id as usize];
             let program = &self.programs[role.program];
-            role.step(&mut Context { program, network: &mut self.network, tracer: &mut self.tracer });
+            let (network, tracer, perturber) = (&mut self.network, &mut self.tracer, &mut self.perturber);
+            role.step(&mut Context { program, network, tracer, perturber });
             self.deliver();
         }
     }
@@ -270,6 +339,8 @@ impl Simulation {
                 let is_ready =
                     self.with_role(place.role, |role, context| role.message_done(landed, place.at as usize, context));
                 self.note_progress(place.role, is_ready);
+            } else if let Some(request) = self.network.requests.pop() {
+                self.serve(request);
             } else {
                 return;
             }
@@ -279,7 +350,7 @@ impl Simulation {
     fn note_progress(&mut self, role: u32, is_ready: bool) {
         if is_ready {
             self.enqueue(role);
-        } else if self.roles[role as usize].len() > 1 {
+        } else if self.roles[role as usize].ranks.len() > 1 {
             self.uneven.insert(role);
         }
     }
@@ -287,7 +358,8 @@ impl Simulation {
     fn with_role<T>(&mut self, id: u32, f: impl FnOnce(&mut Role, &mut Context<'_>) -> T) -> T {
         let role = &mut self.roles[id as usize];
         let program = &self.programs[role.program];
-        f(role, &mut Context { program, network: &mut self.network, tracer: &mut self.tracer })
+        let (network, tracer, perturber) = (&mut self.network, &mut self.tracer, &mut self.perturber);
+        f(role, &mut Context { program, network, tracer, perturber })
     }
 
     /// Nothing moves: a role whose ranks could go on in part is split. True if one was.
@@ -296,8 +368,10 @@ impl Simulation {
         for id in std::mem::take(&mut self.uneven) {
             let role = &self.roles[id as usize];
             let is_mixed = |ready: &Vec<bool>| ready.contains(&true) && ready.contains(&false);
-            let ready = (0..role.slots.len()).map(|slot| role.ready(slot, &self.network)).find(is_mixed);
-            if let Some(ready) = ready {
+            let ready = (0..role.slots.len()).map(|slot| role.ready(slot, &self.network));
+            if let Some((slot, ready)) = ready.enumerate().find(|(_, ready)| is_mixed(ready)) {
+                let ready =
+                    if role.lanes.is_each() { ready } else { self.split_lanes_by_readiness(id, slot, &ready) };
                 self.split(id, &ready);
                 has_split = true;
             }
@@ -310,7 +384,9 @@ impl Simulation {
         for (at, rank) in self.roles[id as usize].ranks.iter().enumerate() {
             self.places[*rank as usize].at = at as u32;
         }
+        self.perturb_role(id);
         let new_id = self.insert_role(other);
+        [id, new_id].into_iter().for_each(|role| self.note_lanes(role));
         for slot in 0..self.roles[id as usize].slots.len() {
             let parts = &self.roles[new_id as usize].slots[slot].parts;
             self.network.move_parts(slot as u32, id, new_id, parts);
@@ -326,9 +402,50 @@ impl Simulation {
         self.deliver();
     }
 
+    /// Keeps when every rank came to and left every launch of communication: 24 bytes each. To be called before the run.
+    pub(crate) fn keep_launches(&mut self) {
+        self.tracer.keep_launches(self.world_size);
+    }
+
+    /// The launches of every rank in program order, if [`Self::keep_launches`] was called.
+    pub(crate) fn take_launches(&mut self) -> Vec<Vec<LaunchSpan>> {
+        self.tracer.take_launches()
+    }
+
+    /// Sets of ranks that were evaluated as one and have had the same times in everything.
+    pub(crate) fn num_classes(&self) -> usize {
+        self.roles.iter().map(Role::len).sum()
+    }
+
+    /// Is the rank dead?
+    pub fn is_dead(&self, rank: Rank) -> bool {
+        let place = self.places[rank.index()];
+        self.roles.get(place.role as usize).is_some_and(|role| self.has_role_died(role))
+    }
+
+    fn has_role_died(&self, role: &Role) -> bool {
+        let program = &self.programs[role.program];
+        let is_found = |rules: &NetworkRules| role.ranks.iter().all(|rank| rules.found_dead.contains(rank));
+        role.has_died
+            || (program.is_cut() && role.is_drained(program))
+            || self.network.rules.as_ref().is_some_and(is_found)
+    }
+
     /// The spans since the last call, if [`SimOptions::trace`] is set; ordered by rank, stream, op and time.
     pub fn take_spans(&mut self) -> Vec<Span> {
         self.tracer.take()
+    }
+}
+
+/// Slow-downs that never change are slow-downs.
+fn add_constant_factors(world_size: u32, options: &mut SimOptions) {
+    if options.perturb.is_empty() {
+        return;
+    }
+    for rank in (0..world_size).map(Rank) {
+        if let Some(factor) = options.perturb.constant_factor(rank) {
+            *options.slow.entry(rank).or_insert(1.0) *= factor;
+        }
     }
 }
 

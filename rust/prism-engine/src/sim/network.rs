@@ -6,8 +6,10 @@
 use super::channel::{Channels, Waiting};
 use super::error::SimError;
 use super::memo::Memo;
+use super::perturbed::{NetworkRules, Origin};
 use super::signature::{Call, Half};
-use crate::collective::{self, CollectiveCall, CommShape, Scratch};
+use crate::collective::{self, CollectiveCall, CommShape, Scratch, ShapePool};
+use crate::perturb::{LinkChange, When};
 use crate::profile::Profile;
 use crate::units::SimTime;
 use std::sync::Arc;
@@ -16,7 +18,7 @@ use std::sync::Arc;
 /// ([`super::program`]), so no time of a simulation that keeps this overflows.
 const MAX_TIME: SimTime = SimTime(i64::MAX / 2);
 
-/// Ranks of one role that have a communicator in one slot.
+/// Ports of one role that have a communicator in one slot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
     pub(super) role: u32,
@@ -35,12 +37,12 @@ impl Part {
 pub(super) struct Comm {
     pub(super) members: Arc<[u32]>,
     base: usize,
-    shape: Option<Box<CommShape>>,
+    shape: Option<Arc<CommShape>>,
     /// Group ranks that arrive by themselves, if not all do (the others are absent).
     present: Option<Vec<u32>>,
     /// Ascending by role and slot (ranks of one role may have the communicator in different slots).
     pub(super) parts: Vec<Part>,
-    /// Ranks that have posted the open collective.
+    /// Ports that have posted the open collective.
     posted: u32,
     /// Collectives complete.
     pub(super) completed: u64,
@@ -48,11 +50,28 @@ pub(super) struct Comm {
     /// Members have posted different calls: the open collective never completes.
     is_mismatched: bool,
     memo: Memo,
+    /// Iteration of the open collective (the latest, if members disagree).
+    iteration: u32,
+    /// Perturbations that may change it, if they have been looked for.
+    reach: Option<u64>,
+    /// Those in force for `shape` and `memo`.
+    rules: u64,
 }
 
 impl Comm {
     fn expected(&self) -> u32 {
         self.present.as_ref().map_or(self.members.len(), Vec::len) as u32
+    }
+
+    /// Takes note of the perturbations in force when the last member has come.
+    fn follow(&mut self, rules: &NetworkRules, arrivals: &[SimTime]) {
+        let time = arrivals.iter().copied().max().unwrap_or_default();
+        let reach = *self.reach.get_or_insert_with(|| rules.reach(&self.members));
+        let in_force = rules.rules().network_state(When { iteration: self.iteration, time }) & reach;
+        if std::mem::replace(&mut self.rules, in_force) != in_force {
+            self.shape = None;
+            self.memo = Memo::default();
+        }
     }
 
     /// Group rank of a member.
@@ -69,9 +88,20 @@ pub(super) struct Landed {
     pub(super) end: SimTime,
 }
 
+/// What a role cannot do before its lanes or its ports have been told apart further.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Request {
+    /// Post the next launch of a slot: some lanes may have no port there.
+    Post { role: u32, slot: u32 },
+    /// End the launch of a slot: ports of one lane have ended at different times.
+    End { role: u32, slot: u32 },
+}
+
 /// See the module's documentation.
 pub(super) struct Network {
     profile: Profile,
+    pub(super) rules: Option<NetworkRules>,
+    shapes: ShapePool,
     pub(super) comms: Vec<Comm>,
     /// Communicator and group rank of each rank's memberships, ascending by communicator.
     memberships: Vec<Vec<(u32, u32)>>,
@@ -83,6 +113,8 @@ pub(super) struct Network {
     pub(super) done: Vec<Part>,
     /// Halves that have ended, not yet told.
     pub(super) landed: Vec<Landed>,
+    /// Not yet served.
+    pub(super) requests: Vec<Request>,
     /// Messages whose halves do not fit and times out of range, by communicator and pair.
     pub(super) broken: Vec<((u32, u32, u32), SimError)>,
     /// Lowest communicator whose members have posted different calls.
@@ -90,8 +122,10 @@ pub(super) struct Network {
 }
 
 impl Network {
-    pub(super) fn new(profile: Profile, world_size: u32) -> Self {
+    pub(super) fn new(profile: Profile, world_size: u32, rules: Option<NetworkRules>) -> Self {
         Self {
+            rules,
+            shapes: ShapePool::new(profile.clone()),
             profile,
             comms: Vec::new(),
             memberships: vec![Vec::new(); world_size as usize],
@@ -101,6 +135,7 @@ impl Network {
             scratch: Scratch::default(),
             done: Vec::new(),
             landed: Vec::new(),
+            requests: Vec::new(),
             broken: Vec::new(),
             mismatched: None,
         }
@@ -114,6 +149,12 @@ impl Network {
                 self.memberships[*rank as usize].push((comm, group_rank as u32));
             }
         }
+        self.add_comm_of_ports(members, present)
+    }
+
+    /// Adds a communicator whose members' places are known to who uses them.
+    pub(super) fn add_comm_of_ports(&mut self, members: Arc<[u32]>, present: Option<Vec<u32>>) -> u32 {
+        let comm = self.comms.len() as u32;
         let base = self.arrivals.len();
         self.arrivals.resize(base + members.len(), SimTime::ZERO);
         self.ends.resize(base + members.len(), SimTime::ZERO);
@@ -128,6 +169,9 @@ impl Network {
             call: None,
             is_mismatched: false,
             memo: Memo::default(),
+            iteration: 0,
+            reach: None,
+            rules: 0,
         });
         comm
     }
@@ -146,6 +190,42 @@ impl Network {
         self.comms[comm as usize].base as u32 + self.group_rank(comm, rank)
     }
 
+    /// Adds a communicator in the state of `like`, member by member; its channels are made with its ports.
+    pub(super) fn fork_comm(&mut self, like: u32, members: Arc<[u32]>) -> u32 {
+        let comm = self.add_comm_of_ports(members, None);
+        let (known, new) = self.comms.split_at_mut(comm as usize);
+        let (known, new) = (&known[like as usize], &mut new[0]);
+        new.shape.clone_from(&known.shape);
+        new.parts.clone_from(&known.parts);
+        (new.posted, new.completed, new.call) = (known.posted, known.completed, known.call);
+        (new.is_mismatched, new.iteration) = (known.is_mismatched, known.iteration);
+        let (from, to) = (known.base..known.base + known.members.len(), new.base);
+        self.arrivals.copy_within(from.clone(), to);
+        self.ends.copy_within(from, to);
+        comm
+    }
+
+    /// The channel of `comm` that is like channel `number` of the communicator it was forked from.
+    pub(super) fn fork_channel(&mut self, number: u32, comm: u32) -> u32 {
+        self.channels.fork(number, comm, &self.comms[comm as usize].members)
+    }
+
+    pub(super) fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    /// First place of a communicator in the tables.
+    pub(super) fn base(&self, comm: u32) -> u32 {
+        self.comms[comm as usize].base as u32
+    }
+
+    /// The next collective begins for these members when the last has ended for them.
+    pub(super) fn arrive_again(&mut self, places: &[u32]) {
+        for place in places {
+            self.arrivals[*place as usize] = self.ends[*place as usize];
+        }
+    }
+
     pub(super) fn completed(&self, comm: u32) -> u64 {
         self.comms[comm as usize].completed
     }
@@ -159,8 +239,9 @@ impl Network {
     }
 
     /// `count` ranks have written their arrivals at the communicator's next collective.
-    pub(super) fn post(&mut self, comm: u32, count: u32, call: &Call) {
+    pub(super) fn post(&mut self, comm: u32, count: u32, call: &Call, iteration: u32) {
         let state = &mut self.comms[comm as usize];
+        state.iteration = state.iteration.max(iteration);
         state.posted += count;
         match &state.call {
             None => state.call = Some(*call),
@@ -183,16 +264,31 @@ impl Network {
         if let Some(present) = &state.present {
             join_absent(arrivals, present);
         }
+        if let Some(rules) = &self.rules {
+            state.follow(rules, arrivals);
+        }
         let bytes = call.buffer_bytes(state.members.len() as u64);
         let call = CollectiveCall { kind: call.kind, bytes, root: call.root };
         let ends = &mut self.ends[range];
-        let latest = state.memo.recall(&call, arrivals, ends).unwrap_or_else(|| {
-            let shape = state.shape.get_or_insert_with(|| Box::new(CommShape::new(&state.members, &self.profile)));
+        let new_shape = || match &self.rules {
+            Some(rules) if state.rules != 0 => {
+                Arc::new(CommShape::changed(&state.members, &self.profile, rules.rules(), state.rules))
+            }
+            _ => self.shapes.shape(&state.members),
+        };
+        let shape = state.shape.get_or_insert_with(new_shape);
+        let quick = collective::quick_completion(shape, &call, arrivals, ends, &mut self.scratch);
+        let latest = quick.or_else(|| state.memo.recall(&call, arrivals, ends)).unwrap_or_else(|| {
             collective::completion(shape, &call, arrivals, ends, &mut self.scratch);
             state.memo.keep(call, arrivals, ends)
         });
         if latest > MAX_TIME {
             self.broken.push(((comm, 0, 0), out_of_range(comm)));
+            return;
+        }
+        if let Some(rules) = &mut self.rules
+            && rules.kills(state.members.iter().copied().zip(ends.iter().copied()))
+        {
             return;
         }
         state.call = None;
@@ -212,8 +308,15 @@ impl Network {
     }
 
     /// A rank posts half of a message at `time`.
-    pub(super) fn post_half(&mut self, channel: u32, rank: u32, slot: u32, half: &Half, time: SimTime) {
-        let waiting = Waiting { rank, slot, time, bytes: half.bytes(), is_send: half.is_send };
+    pub(super) fn post_half(
+        &mut self,
+        channel: u32,
+        (rank, slot): (u32, u32),
+        half: &Half,
+        origin: Origin,
+        time: SimTime,
+    ) {
+        let waiting = Waiting { rank, slot, time, bytes: half.bytes(), is_send: half.is_send, origin };
         let channel = self.channels.at(channel);
         let Some((send, receive)) = channel.meet(waiting) else { return };
         if send.bytes != receive.bytes {
@@ -221,13 +324,30 @@ impl Network {
             return;
         }
         let (source, destination) = channel.ranks;
+        let (mut bytes, mut change) = (send.bytes, LinkChange::NONE);
+        if let Some(rules) = &self.rules {
+            let members = self.comms[channel.key.0 as usize].members.len();
+            let start = send.time.max(receive.time);
+            let iteration = send.origin.iteration.max(receive.origin.iteration);
+            let origin = Origin { iteration, ..send.origin };
+            (bytes, change) = rules.message(channel.ranks, bytes, members, origin, start);
+        }
+        let times = (send.time, receive.time);
         let (send_end, receive_end) =
-            collective::message(&self.profile, source, destination, send.bytes, send.time, receive.time);
+            collective::message_over(&self.profile, (source, destination), bytes, times, change);
         if send_end.max(receive_end) > MAX_TIME {
             self.broken.push((channel.key, out_of_range(channel.key.0)));
             return;
         }
         let halves = [(send, send_end, true), (receive, receive_end, false)];
+        if let Some(rules) = &mut self.rules
+            && !channel.is_alone
+            && rules.kills([(send.rank, send_end), (receive.rank, receive_end)].into_iter())
+        {
+            let is_left = |half: &Waiting| !rules.found_dead.contains(&half.rank);
+            channel.orphan([send, receive].into_iter().find(is_left).unwrap_or(send));
+            return;
+        }
         for (half, end, is_send) in halves {
             if !channel.is_alone || is_send == waiting.is_send {
                 self.landed.push(Landed { rank: half.rank, slot: half.slot, end });

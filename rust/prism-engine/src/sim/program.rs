@@ -7,12 +7,18 @@
 //! iteration it may enter.
 
 use super::error::SimError;
+use super::perturbed::Origin;
 use super::signature::{Call, Half};
 use crate::graph::op::{ComputeClass, Op, OpKind, Provenance};
-use crate::ids::{EventId, SlotId, StreamId};
+use crate::ids::{EventId, NameId, SlotId, StreamId};
+use crate::perturb::NameMask;
 use crate::units::SimTime;
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Op number of what a question puts on a stream: it is no op of the rank.
+pub(super) const QUESTION: u32 = u32::MAX;
 
 /// Streams a rank may have; a damaged record must not make us allocate without bound.
 const MAX_STREAMS: u32 = 1 << 16;
@@ -67,6 +73,8 @@ pub(super) enum Action {
         duration: SimTime,
         class: ComputeClass,
         provenance: Provenance,
+        iteration: u32,
+        names: NameMask,
     },
     /// Fixes record number `n`.
     Record(u32),
@@ -100,6 +108,8 @@ pub(super) struct Launch {
     pub(super) streams: Vec<StreamId>,
     pub(super) calls: Vec<Call>,
     pub(super) halves: Vec<Half>,
+    /// For perturbations.
+    pub(super) origin: Origin,
 }
 
 /// A wait of the host; ends its segment.
@@ -144,6 +154,14 @@ pub(super) struct Program {
     /// Largest slow-down of a rank of the program, or 1.
     stretch: f64,
     open: Option<OpenGroup>,
+    /// Number of the first op of each iteration.
+    starts: Vec<u32>,
+    /// Which name filters a name fits, by name; none if it is beyond the end.
+    names: Arc<Vec<NameMask>>,
+    /// Nothing is issued after so many iterations.
+    last_iteration: Option<u32>,
+    /// Something was not issued because of that.
+    is_cut: bool,
     /// Ops of the host alone (memory) not yet counted in a segment, and ops of which a rank is still to be told.
     pub(super) host_ops: u64,
     has_ended: bool,
@@ -160,6 +178,35 @@ impl Program {
     /// An empty program for ranks that are at most `stretch` times slower than the graph says.
     pub(super) fn new(stretch: f64) -> Self {
         Self { stretch: stretch.max(1.0), ..Self::default() }
+    }
+
+    /// Tells which name filters names fit.
+    pub(super) fn set_names(&mut self, names: Arc<Vec<NameMask>>) {
+        self.names = names;
+    }
+
+    /// Tells which name filters one name fits.
+    pub(super) fn set_name(&mut self, name: NameId, mask: NameMask) {
+        let names = Arc::make_mut(&mut self.names);
+        if names.len() <= name.index() {
+            names.resize(name.index() + 1, NameMask::default());
+        }
+        names[name.index()] = mask;
+    }
+
+    /// The ranks of the program die after so many iterations.
+    pub(super) fn die_after(&mut self, iterations: u32) {
+        self.last_iteration = Some(iterations);
+    }
+
+    /// Has the program been cut short?
+    pub(super) fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+
+    /// Place of an op in its iteration.
+    pub(super) fn place(&self, op: u32, iteration: u32) -> u32 {
+        self.starts.get(iteration as usize).map_or(op, |start| op.wrapping_sub(*start))
     }
 
     /// Items of a stream (none for a stream not used so far).
@@ -217,14 +264,22 @@ impl Program {
     /// Adds an op. Returns the record that it made final, if any.
     pub(super) fn push(&mut self, op: &Op, number: u32) -> Result<Option<u32>, SimError> {
         self.check(op)?;
+        if self.last_iteration.is_some_and(|last| self.num_iterations >= last) {
+            self.is_cut = true;
+            return Ok(None);
+        }
+        if self.starts.len() <= self.num_iterations as usize {
+            self.starts.push(number);
+        }
         if !self.continues_group(op) {
             self.close_group();
         }
         self.offset += op.host_gap;
         let mut superseded = None;
         match op.kind {
-            OpKind::Compute { duration, class, provenance, .. } => {
-                self.issue(op.stream, number, Action::Compute { duration, class, provenance });
+            OpKind::Compute { duration, class, provenance, name } => {
+                let (iteration, names) = (self.num_iterations, self.names.get(name.index()).copied().unwrap_or_default());
+                self.issue(op.stream, number, Action::Compute { duration, class, provenance, iteration, names });
             }
             OpKind::Collective { slot, kind, dtype, reduce, root, count, group } => {
                 let call = Call { op: number, kind, dtype, reduce, root, count };
@@ -287,7 +342,10 @@ impl Program {
 
     /// The operations of the open group are launched.
     pub(super) fn close_group(&mut self) {
-        let Some(OpenGroup { op, group, .. }) = self.open.take() else { return };
+        let Some(OpenGroup { op, mut group, .. }) = self.open.take() else { return };
+        for launch in &mut group.launches {
+            launch.origin = Origin { iteration: self.num_iterations, num_peers: num_peers(&launch.halves) };
+        }
         let number = self.groups.end() as u32;
         for stream in &group.streams {
             let item = Item { segment: self.segment, op, offset: self.offset, action: Action::Communicate(number) };
@@ -323,7 +381,8 @@ impl Program {
         let index = open.launches.iter().position(|launch| launch.slot == slot).unwrap_or_else(|| {
             let turn = self.turns[slot.index()];
             self.turns[slot.index()] += 1;
-            open.launches.push(Launch { slot, turn, streams: Vec::new(), calls: Vec::new(), halves: Vec::new() });
+            let (streams, calls, halves) = (Vec::new(), Vec::new(), Vec::new());
+            open.launches.push(Launch { slot, turn, streams, calls, halves, origin: Origin::default() });
             open.launches.len() - 1
         });
         let launch = &mut open.launches[index];
@@ -355,11 +414,11 @@ impl Program {
     }
 
     /// A record of everything issued to a stream so far, for one question: made and used by nobody else.
-    pub(super) fn record_for_question(&mut self, stream: StreamId, op: u32) -> u32 {
+    pub(super) fn record_for_question(&mut self, stream: StreamId) -> u32 {
         let record = self.next_record;
         self.next_record += 1;
         self.records.insert(record, Uses { waits: 1, is_final: true });
-        self.issue(stream, op, Action::Record(record));
+        self.issue(stream, QUESTION, Action::Record(record));
         record
     }
 
@@ -391,4 +450,12 @@ impl Program {
     pub(super) fn held(&self) -> usize {
         self.streams.iter().map(|stream| stream.items.len()).sum()
     }
+}
+
+/// Number of distinct peers that are sent to.
+fn num_peers(halves: &[Half]) -> u32 {
+    let mut peers: Vec<u32> = halves.iter().filter(|half| half.is_send).map(|half| half.peer).collect();
+    peers.sort_unstable();
+    peers.dedup();
+    peers.len() as u32
 }

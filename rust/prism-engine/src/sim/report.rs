@@ -54,11 +54,13 @@ pub struct RankReport {
 pub struct SimReport {
     /// Every rank that took part, ascending.
     pub ranks: Vec<RankReport>,
-    /// Ops evaluated, counted once per rank.
+    /// Ops evaluated, counted once per set of ranks that was evaluated as one.
     pub ops_evaluated: u64,
     /// Groups of ranks that were evaluated together: one per template and live rank, more if ranks of one template had to be
     /// told apart.
     pub roles: usize,
+    /// Sets of ranks evaluated as one: ranks of a set have had the same times. All ranks, where every rank was evaluated.
+    pub classes: usize,
     /// Time on the device of all ranks.
     pub device_time: DeviceTime,
 }
@@ -127,13 +129,19 @@ impl Simulation {
             self.report_role(role, &mut ranks);
         }
         ranks.sort_unstable_by_key(|report| report.rank);
-        SimReport { ranks, ops_evaluated, roles: self.roles.len(), device_time: total.device_time() }
+        SimReport {
+            ranks,
+            ops_evaluated,
+            roles: self.roles.len(),
+            classes: self.num_classes(),
+            device_time: total.device_time(),
+        }
     }
 
     fn report_role(&self, role: &Role, ranks: &mut Vec<RankReport>) {
         let finals = role.final_times();
         for (at, rank) in role.ranks.iter().enumerate() {
-            let rank = Rank(*rank);
+            let (at, rank) = (role.lanes.of(at) as usize, Rank(*rank));
             let live = self.live.get(&rank);
             let comms = live.into_iter().flat_map(|live| &live.uses).map(|(comm, (calls, bytes))| CommUse {
                 communicator: *comm,

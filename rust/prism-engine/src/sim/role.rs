@@ -3,9 +3,14 @@
 //! Ranks of a role wait for each other where one rank alone would not. That is harmless unless one of them waits for another
 //! of the same role (pipeline stages with one program): when nothing else can move, such roles are split into the ranks
 //! that can go on and those that cannot ([`Role::split`]). The answer is the same for every way to split.
+//!
+//! What a vector has one element for is a *lane*: one rank, or all ranks that have had the same times so far
+//! ([`super::symmetry`]). Towards the network a slot has *ports*: one per rank, or the members of the communicators that are
+//! evaluated in place of all others like them.
 
 use super::network::Network;
 use super::program::Program;
+use super::ports::{Lanes, Ports};
 use super::signature::Half;
 use super::speeds::Speeds;
 use super::vector;
@@ -14,7 +19,7 @@ use crate::units::SimTime;
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Times of one thing, one per rank of a role.
+/// Times of one thing, one per lane of a role (inside a launch under way, one per port of its slot).
 pub(super) type Times = Vec<SimTime>;
 
 /// Vectors to use again, all of the role's length.
@@ -36,7 +41,7 @@ impl Pool {
     }
 
     pub(super) fn give(&mut self, times: Times) {
-        if self.free.len() < 64 {
+        if self.free.len() < 64 && times.len() == self.len {
             self.free.push(times);
         }
     }
@@ -62,11 +67,13 @@ pub(super) struct Record {
 /// A rank's communicators of one slot.
 #[derive(Debug, Default)]
 pub(super) struct Slot {
-    /// Communicator of each rank.
+    /// Communicator of each port.
     pub(super) comms: Vec<u32>,
-    /// Place of each rank in the network's tables.
+    /// Place of each port in the network's tables.
     pub(super) places: Vec<u32>,
-    /// Distinct communicators and how many ranks of the role each has.
+    /// Which ranks the ports are.
+    pub(super) ports: Ports,
+    /// Distinct communicators, ascending, and how many ports each has.
     pub(super) parts: Vec<(u32, u32)>,
     /// End of the latest launch.
     pub(super) last_end: Times,
@@ -78,7 +85,7 @@ pub(super) struct Slot {
     pub(super) active: Option<(u32, u32)>,
     /// Launches whose streams have all come, waiting for their turn.
     pub(super) arrived: Vec<(u32, u32)>,
-    /// Channel of each rank by peer and side, for those used so far.
+    /// Channel of each port by peer and side, for those used so far.
     channels: BTreeMap<(u32, bool), Vec<u32>>,
 }
 
@@ -88,17 +95,18 @@ pub(super) struct LaunchState {
     /// Streams that have come.
     pub(super) num_arrived: usize,
     pub(super) arrival: Times,
+    /// Empty until the launch is posted, then one per port, and one per lane when it is done.
     pub(super) ends: Times,
     /// Collectives posted, of how many.
     pub(super) num_posted: usize,
     pub(super) num_calls: usize,
     /// Collectives whose ends have been taken in.
     pub(super) num_collected: usize,
-    /// Ranks whose collective is not complete.
+    /// Ports whose collective is not complete.
     pub(super) calls_pending: u32,
-    /// Messages not complete, in all and by rank (empty without messages).
+    /// Messages not complete, in all and by port (empty without messages).
     pub(super) messages_pending: u32,
-    pub(super) messages_by_rank: Vec<u32>,
+    pub(super) messages_by_port: Vec<u32>,
     pub(super) is_done: bool,
 }
 
@@ -115,7 +123,7 @@ pub(super) struct Account {
     pub(super) by_provenance: [i128; 4],
     pub(super) by_class: [i128; 5],
     pub(super) communication: i128,
-    /// Ops evaluated, each counted once per rank.
+    /// Ops evaluated, each counted once per lane.
     pub(super) ops: u64,
 }
 
@@ -129,8 +137,10 @@ impl Account {
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(super) struct Role {
+    pub(super) id: u32,
     pub(super) program: usize,
     pub(super) ranks: Vec<u32>,
+    pub(super) lanes: Lanes,
     pub(super) streams: Vec<Stream>,
     /// Segment the host is in; its start times are the last of `bases`.
     pub(super) segment: u32,
@@ -142,6 +152,11 @@ pub(super) struct Role {
     pub(super) slots: Vec<Slot>,
     pub(super) groups: BTreeMap<u32, GroupState>,
     pub(super) speeds: Speeds,
+    /// Lanes whose compute is perturbed op by op, ascending, with a rank of each.
+    pub(super) touched: Vec<(u32, u32)>,
+    /// When the role's only rank dies.
+    pub(super) death: Option<SimTime>,
+    pub(super) has_died: bool,
     /// `TrainingBegin`s and `IterationEnd`s by their number: on several streams they are not met in order.
     pub(super) begins: BTreeMap<u32, Times>,
     pub(super) iteration_ends: BTreeMap<u32, Times>,
@@ -150,14 +165,17 @@ pub(super) struct Role {
 }
 
 impl Role {
-    pub(super) fn new(program: usize, ranks: Vec<u32>, speeds: Speeds) -> Self {
-        let zero = vec![SimTime::ZERO; ranks.len()];
-        let pool = Pool { len: ranks.len(), free: Vec::new() };
-        Self { program, ranks, speeds, bases: VecDeque::from([zero]), pool, ..Self::default() }
+    /// A role whose speeds are those of its lanes.
+    pub(super) fn new(program: usize, ranks: Vec<u32>, lanes: Lanes, speeds: Speeds) -> Self {
+        let len = lanes.len().unwrap_or(ranks.len());
+        let pool = Pool { len, free: Vec::new() };
+        let bases = VecDeque::from([vec![SimTime::ZERO; len]]);
+        Self { program, ranks, lanes, speeds, bases, pool, ..Self::default() }
     }
 
+    /// Number of lanes.
     pub(super) fn len(&self) -> usize {
-        self.ranks.len()
+        self.lanes.len().unwrap_or(self.ranks.len())
     }
 
     /// Has every op been evaluated?
@@ -193,9 +211,14 @@ impl Role {
     /// Adds the next slot: the communicator of each rank.
     pub(super) fn add_slot(&mut self, comms: Vec<u32>, network: &Network) {
         let places = comms.iter().zip(&self.ranks).map(|(comm, rank)| network.place(*comm, *rank)).collect();
-        let last_end = vec![SimTime::ZERO; comms.len()];
+        self.add_ports(comms, places, Ports::default());
+    }
+
+    /// Adds the next slot: communicator and place of each port.
+    pub(super) fn add_ports(&mut self, comms: Vec<u32>, places: Vec<u32>, ports: Ports) {
+        let last_end = vec![SimTime::ZERO; self.len()];
         let parts = count(&comms);
-        self.slots.push(Slot { comms, places, parts, last_end, ..Slot::default() });
+        self.slots.push(Slot { comms, places, ports, parts, last_end, ..Slot::default() });
     }
 
     /// Latest time of anything of each rank.
@@ -205,24 +228,25 @@ impl Role {
         times
     }
 
-    /// Which ranks could go on if they were alone, at the slot's active launch?
+    /// Which ports could go on if they were alone, at the slot's active launch?
     pub(super) fn ready(&self, slot: usize, network: &Network) -> Vec<bool> {
         let slot = &self.slots[slot];
-        let Some((group, launch)) = slot.active else { return vec![false; self.len()] };
+        let Some((group, launch)) = slot.active else { return vec![false; slot.comms.len()] };
         let state = &self.groups[&group].launches[launch as usize];
         let collective_done =
-            |rank: usize| state.calls_pending == 0 || network.completed(slot.comms[rank]) >= slot.calls;
+            |port: usize| state.calls_pending == 0 || network.completed(slot.comms[port]) >= slot.calls;
         let has_more_calls = state.num_posted < state.num_calls;
         let messages_done =
-            |rank: usize| has_more_calls || state.messages_by_rank.get(rank).is_none_or(|left| *left == 0);
-        (0..self.len()).map(|rank| collective_done(rank) && messages_done(rank)).collect()
+            |port: usize| has_more_calls || state.messages_by_port.get(port).is_none_or(|left| *left == 0);
+        (0..slot.comms.len()).map(|port| collective_done(port) && messages_done(port)).collect()
     }
 
-    /// Moves the marked ranks into a role of their own.
+    /// Moves the marked lanes into a role of their own.
     pub(super) fn split(&mut self, moved: &[bool], network: &Network) -> Self {
+        let moved_ranks = self.lanes.marks_of_ranks(moved);
         let mut other = Self {
             program: self.program,
-            ranks: part(&mut self.ranks, moved),
+            ranks: part(&mut self.ranks, &moved_ranks),
             segment: self.segment,
             first_base: self.first_base,
             bases: self.bases.iter_mut().map(|times| part(times, moved)).collect(),
@@ -230,13 +254,21 @@ impl Role {
             begins: self.begins.iter_mut().map(|(k, times)| (*k, part(times, moved))).collect(),
             ..Self::default()
         };
+        let moved_ports: Vec<Vec<bool>> =
+            self.slots.iter().map(|slot| slot.ports.marks(&moved_ranks)).collect();
         other.streams = self.streams.iter_mut().map(|stream| stream.split(moved)).collect();
-        other.slots = self.slots.iter_mut().map(|slot| slot.split(moved)).collect();
         other.speeds = self.speeds.split(moved);
+        other.lanes = self.lanes.split(moved);
         for (group, state) in &mut self.groups {
-            let launches = state.launches.iter_mut().map(|launch| launch.split(moved)).collect();
-            other.groups.insert(*group, GroupState { launches, num_left: state.num_left });
+            let active = |at: usize| self.slots.iter().position(|slot| slot.active == Some((*group, at as u32)));
+            let launches = state.launches.iter_mut().enumerate();
+            let launches = launches.map(|(at, launch)| {
+                launch.split(moved, active(at).map_or(moved, |slot| &moved_ports[slot]))
+            });
+            other.groups.insert(*group, GroupState { launches: launches.collect(), num_left: state.num_left });
         }
+        let slots = self.slots.iter_mut().zip(&moved_ports);
+        other.slots = slots.map(|(slot, ports)| slot.split(moved, &moved_ranks, ports)).collect();
         let mut records: Vec<u32> = self.records.keys().copied().collect();
         records.sort_unstable();
         for number in records {
@@ -251,8 +283,53 @@ impl Role {
         other
     }
 
-    /// Counts anew which collectives of the active launches are open.
-    fn recount(&mut self, network: &Network) {
+    /// There are new lanes, which have had the times of the lanes `origins` so far: every vector grows.
+    pub(super) fn grow(&mut self, origins: &[u32]) {
+        let grow = |times: &mut Times| {
+            if !times.is_empty() {
+                times.extend(origins.iter().map(|lane| times[*lane as usize]).collect::<Vec<_>>());
+            }
+        };
+        self.bases.iter_mut().for_each(grow);
+        self.streams.iter_mut().for_each(|stream| grow(&mut stream.clock));
+        #[allow(clippy::iter_over_hash_type, reason = "every record is treated alike")]
+        self.records.values_mut().for_each(|record| grow(&mut record.times));
+        self.slots.iter_mut().for_each(|slot| grow(&mut slot.last_end));
+        for launch in self.groups.values_mut().flat_map(|group| &mut group.launches) {
+            grow(&mut launch.arrival);
+            if launch.is_done {
+                grow(&mut launch.ends);
+            }
+        }
+        self.begins.values_mut().chain(self.iteration_ends.values_mut()).for_each(grow);
+        self.speeds.grow(self.len() - origins.len(), origins);
+        self.pool = Pool { len: self.len(), free: Vec::new() };
+    }
+
+    /// A port like that of the rank at index `from`, for the rank at index `at`, which is the member of `comm` at `place`.
+    pub(super) fn fork_port(&mut self, slot: usize, from: u32, at: u32, comm: u32, place: u32, network: &mut Network) {
+        let slot = &mut self.slots[slot];
+        let port = slot.ports.fork(from, at, self.ranks[at as usize], self.lanes.of(at as usize));
+        slot.comms.push(comm);
+        slot.places.push(place);
+        match slot.parts.last_mut() {
+            Some((last, count)) if *last == comm => *count += 1,
+            _ => slot.parts.push((comm, 1)),
+        }
+        for channels in slot.channels.values_mut() {
+            channels.push(network.fork_channel(channels[port], comm));
+        }
+        if let Some((group, launch)) = slot.active {
+            let state = &mut self.groups.get_mut(&group).expect("active").launches[launch as usize];
+            state.ends.push(state.ends[port]);
+            if !state.messages_by_port.is_empty() {
+                state.messages_by_port.push(state.messages_by_port[port]);
+            }
+        }
+    }
+
+    /// Counts anew which collectives and messages of the active launches are open.
+    pub(super) fn recount(&mut self, network: &Network) {
         for slot in &self.slots {
             let Some((group, launch)) = slot.active else { continue };
             let state =
@@ -261,7 +338,7 @@ impl Role {
                 let open = slot.parts.iter().filter(|(comm, _)| network.completed(*comm) < slot.calls);
                 state.calls_pending = open.map(|(_, count)| count).sum();
             }
-            state.messages_pending = state.messages_by_rank.iter().sum();
+            state.messages_pending = state.messages_by_port.iter().sum();
         }
     }
 }
@@ -273,50 +350,57 @@ impl Stream {
 }
 
 impl Slot {
-    /// Channel of each rank for such a half.
-    pub(super) fn channels(&mut self, half: &Half, network: &mut Network) -> &[u32] {
+    /// Makes the channel of each port for such a half.
+    pub(super) fn make_channels(&mut self, half: &Half, network: &mut Network) {
         self.channels.entry((half.peer, half.is_send)).or_insert_with(|| {
             let members = self.comms.iter().zip(&self.places);
             members.map(|(comm, place)| network.channel(*comm, *place, half)).collect()
-        })
+        });
     }
 
-    fn split(&mut self, moved: &[bool]) -> Self {
-        let comms = part(&mut self.comms, moved);
+    /// Channel of each port for such a half, once made.
+    pub(super) fn channels(&self, half: &Half) -> &[u32] {
+        &self.channels[&(half.peer, half.is_send)]
+    }
+
+    fn split(&mut self, moved: &[bool], moved_ranks: &[bool], moved_ports: &[bool]) -> Self {
+        let comms = part(&mut self.comms, moved_ports);
         self.parts = count(&self.comms);
         Self {
-            places: part(&mut self.places, moved),
+            places: part(&mut self.places, moved_ports),
+            ports: self.ports.split(moved, moved_ranks, moved_ports),
             parts: count(&comms),
             last_end: part(&mut self.last_end, moved),
             turn: self.turn,
             calls: self.calls,
             active: self.active,
             arrived: self.arrived.clone(),
-            channels: self.channels.iter_mut().map(|(key, channels)| (*key, part(channels, moved))).collect(),
+            channels: self.channels.iter_mut().map(|(key, channels)| (*key, part(channels, moved_ports))).collect(),
             comms,
         }
     }
 }
 
 impl LaunchState {
-    fn split(&mut self, moved: &[bool]) -> Self {
+    /// `moved` are lanes, `moved_ports` what the ends are of.
+    fn split(&mut self, moved: &[bool], moved_ports: &[bool]) -> Self {
         Self {
             num_arrived: self.num_arrived,
             arrival: part(&mut self.arrival, moved),
-            ends: part(&mut self.ends, moved),
+            ends: part(&mut self.ends, moved_ports),
             num_posted: self.num_posted,
             num_calls: self.num_calls,
             num_collected: self.num_collected,
             calls_pending: self.calls_pending,
             messages_pending: self.messages_pending,
-            messages_by_rank: part(&mut self.messages_by_rank, moved),
+            messages_by_port: part(&mut self.messages_by_port, moved_ports),
             is_done: self.is_done,
         }
     }
 }
 
 /// Takes the marked elements out of a vector (an empty vector stays empty).
-fn part<T: Copy>(values: &mut Vec<T>, moved: &[bool]) -> Vec<T> {
+pub(super) fn part<T: Copy>(values: &mut Vec<T>, moved: &[bool]) -> Vec<T> {
     let taken = values.iter().zip(moved).filter(|(_, moved)| **moved).map(|(value, _)| *value).collect();
     let mut marks = moved.iter();
     values.retain(|_| !*marks.next().expect("one mark per rank"));

@@ -28,27 +28,27 @@ impl fmt::Display for Signature {
 
 /// A collective inside a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Call {
-    pub(super) op: u32,
-    pub(super) kind: CollectiveKind,
-    pub(super) dtype: DataType,
-    pub(super) reduce: ReduceOp,
-    pub(super) root: u32,
-    pub(super) count: u64,
+pub(crate) struct Call {
+    pub(crate) op: u32,
+    pub(crate) kind: CollectiveKind,
+    pub(crate) dtype: DataType,
+    pub(crate) reduce: ReduceOp,
+    pub(crate) root: u32,
+    pub(crate) count: u64,
 }
 
 impl Call {
     /// Would the two calls match? Where they stand in their programs does not matter.
-    pub(super) fn matches(&self, other: &Self) -> bool {
+    pub(crate) fn matches(&self, other: &Self) -> bool {
         Self { op: 0, ..*self } == Self { op: 0, ..*other }
     }
 
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.count.saturating_mul(self.dtype.size_bytes())
     }
 
     /// Size of the whole buffer of a communicator of `members` ranks.
-    pub(super) fn buffer_bytes(&self, members: u64) -> u64 {
+    pub(crate) fn buffer_bytes(&self, members: u64) -> u64 {
         use CollectiveKind as K;
         match self.kind {
             K::AllReduce | K::Broadcast | K::Reduce => self.bytes(),
@@ -58,7 +58,7 @@ impl Call {
         }
     }
 
-    pub(super) fn signature(&self) -> Signature {
+    pub(crate) fn signature(&self) -> Signature {
         Signature {
             collective: format!("{:?}", self.kind),
             count: self.count,
@@ -71,16 +71,16 @@ impl Call {
 
 /// Half of a message inside a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Half {
-    pub(super) op: u32,
-    pub(super) is_send: bool,
-    pub(super) dtype: DataType,
-    pub(super) peer: u32,
-    pub(super) count: u64,
+pub(crate) struct Half {
+    pub(crate) op: u32,
+    pub(crate) is_send: bool,
+    pub(crate) dtype: DataType,
+    pub(crate) peer: u32,
+    pub(crate) count: u64,
 }
 
 impl Half {
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.count.saturating_mul(self.dtype.size_bytes())
     }
 }

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 /// Stretched durations kept for use again.
 const KEPT: usize = 128;
 
-/// Ranks are named by their index in the role.
+/// Ranks (lanes, where ranks are evaluated together) are named by their index in the role.
 #[derive(Debug, Default)]
 pub(super) struct Speeds {
     /// Slow-down factors other than 1, ascending by index.
@@ -94,6 +94,26 @@ impl Speeds {
         }
         self.each = each(common, own, &self.slow, len);
         Durations::Each(&self.each.0, &self.each.1)
+    }
+
+    /// Adds elements with the durations of `origins`.
+    pub(super) fn grow(&mut self, len: usize, origins: &[u32]) {
+        let origin = |at: usize| (len + at) as u32;
+        let slow = self.slow.clone();
+        for (at, from) in origins.iter().enumerate() {
+            if let Ok(found) = slow.binary_search_by_key(from, |(at, _)| *at) {
+                self.slow.push((origin(at), slow[found].1));
+            }
+        }
+        for entries in self.overrides.values_mut() {
+            let own = entries.clone();
+            for (at, from) in origins.iter().enumerate() {
+                if let Ok(found) = own.binary_search_by_key(from, |(at, _)| *at) {
+                    entries.push((origin(at), own[found].1));
+                }
+            }
+        }
+        self.stretched.clear();
     }
 
     /// Takes out the marked ranks.

@@ -1,12 +1,14 @@
 //! What one role can do by itself: run its streams and its host until each waits for something.
 
-use super::network::{Landed, Network};
-use super::program::{Action, Item, Launch, Program, SyncTarget};
+use super::network::{Landed, Network, Request};
+use super::ports::Lanes;
+use super::perturbed::{PerturbedOp, Perturber};
+use super::program::{Action, Item, Launch, Program, SyncTarget, QUESTION};
 use super::role::{GroupState, LaunchState, Record, Role};
 use super::speeds::Durations;
 use super::trace::Tracer;
 use super::vector;
-use crate::graph::op::{ComputeClass, Provenance};
+use crate::graph::op::Provenance;
 use crate::units::SimTime;
 
 /// What a step needs besides the role.
@@ -14,6 +16,7 @@ pub(super) struct Context<'a> {
     pub(super) program: &'a Program,
     pub(super) network: &'a mut Network,
     pub(super) tracer: &'a mut Tracer,
+    pub(super) perturber: &'a mut Perturber,
 }
 
 impl Role {
@@ -35,7 +38,7 @@ impl Role {
     fn step_stream(&mut self, stream: usize, context: &mut Context<'_>) -> bool {
         let mut has_moved = false;
         while let Some(item) = context.program.item(stream, self.streams[stream].next).copied() {
-            if item.segment > self.segment || !self.step_item(stream, &item, context) {
+            if item.segment > self.segment || self.dies_before(stream, &item) || !self.step_item(stream, &item, context) {
                 break;
             }
             self.streams[stream].next += 1;
@@ -47,8 +50,11 @@ impl Role {
     /// Evaluates the next item of a stream. False: it has to wait.
     fn step_item(&mut self, stream: usize, item: &Item, context: &mut Context<'_>) -> bool {
         match item.action {
-            Action::Compute { duration, class, provenance } => {
-                self.compute(stream, item, duration, (class, provenance), context.tracer);
+            Action::Compute { duration, class, provenance, iteration, names } => {
+                let op = PerturbedOp { op: item.op, stream: stream as u32, class, iteration, names };
+                if !self.compute(stream, item, duration, (&op, provenance), context) {
+                    return false;
+                }
             }
             Action::Record(record) => {
                 self.come(stream, item);
@@ -59,6 +65,10 @@ impl Role {
             }
             Action::Wait(record) => {
                 let Some(state) = self.records.get(&record) else { return false };
+                if self.death.is_some_and(|death| state.times[0] > death) {
+                    self.has_died = true;
+                    return false;
+                }
                 let base = &self.bases[(item.segment - self.first_base) as usize];
                 vector::raise(&mut self.streams[stream].clock, base, item.offset);
                 vector::wait(&mut self.streams[stream].clock, &state.times);
@@ -75,7 +85,7 @@ impl Role {
                 self.iteration_ends.insert(number, self.streams[stream].clock.clone());
             }
         }
-        if !matches!(item.action, Action::Communicate(_)) {
+        if !matches!(item.action, Action::Communicate(_)) && item.op != QUESTION {
             self.account.ops += self.len() as u64;
         }
         true
@@ -92,15 +102,17 @@ impl Role {
         stream: usize,
         item: &Item,
         duration: SimTime,
-        (class, provenance): (ComputeClass, Provenance),
-        tracer: &mut Tracer,
-    ) {
+        (op, provenance): (&PerturbedOp, Provenance),
+        context: &mut Context<'_>,
+    ) -> bool {
+        let before = self.death.map(|_| self.streams[stream].clock[0]);
+        let perturbed = self.perturb(stream, item, duration, op, context);
         let base = &self.bases[(item.segment - self.first_base) as usize];
         let clock = &mut self.streams[stream].clock;
-        let total = match self.speeds.durations(item.op, duration, clock.len()) {
+        let mut total = match self.speeds.durations(item.op, duration, clock.len()) {
             Durations::Same => {
                 vector::run(clock, base, item.offset, duration);
-                i128::from(duration.0) * clock.len() as i128
+                i128::from(duration.0) * self.ranks.len() as i128
             }
             Durations::Few(few) => {
                 let start = |at: u32| clock[at as usize].0.max(base[at as usize].0 + item.offset.0);
@@ -109,21 +121,70 @@ impl Role {
                 for ((at, _), end) in few.iter().zip(ends) {
                     clock[*at as usize].0 = end;
                 }
-                let differences: i128 = few.iter().map(|(_, own)| i128::from(own.0 - duration.0)).sum();
-                i128::from(duration.0) * clock.len() as i128 + differences
+                let more = |(at, own): &(u32, SimTime)| i128::from(own.0 - duration.0) * self.lanes.weight(*at as usize);
+                i128::from(duration.0) * self.ranks.len() as i128 + few.iter().map(more).sum::<i128>()
             }
             Durations::Each(each, total) => {
                 vector::run_each(clock, base, item.offset, each);
-                *total
+                if self.lanes.is_each() { *total } else { self.lanes.sum(each.iter().map(|time| time.0)) }
             }
         };
-        self.account.compute(class, provenance, total);
-        if tracer.is_on() {
+        for own in &perturbed {
+            clock[own.lane as usize] = own.end;
+            total += i128::from(own.duration.0 - own.usual.0) * self.lanes.weight(own.lane as usize);
+        }
+        if let (Some(death), Some(before)) = (self.death, before)
+            && clock[0] > death
+        {
+            clock[0] = before;
+            self.has_died = true;
+            return false;
+        }
+        self.account.compute(op.class, provenance, total);
+        if context.tracer.is_on() {
             let durations = self.speeds.durations(item.op, duration, clock.len());
-            for (at, rank) in self.ranks.iter().enumerate() {
-                tracer.span(*rank, stream as u32, item.op, clock[at] - durations.of(at as u32, duration), clock[at]);
+            let mut perturbed = perturbed.iter().peekable();
+            for (at, rank) in (0..).zip(&self.ranks) {
+                let own = perturbed.next_if(|own| own.lane == at).map(|own| own.duration);
+                let length = own.unwrap_or_else(|| durations.of(at, duration));
+                let end = clock[at as usize];
+                context.tracer.span(*rank, stream as u32, item.op, end - length, end);
             }
         }
+        true
+    }
+
+    /// Ends of an op on the lanes whose compute is perturbed op by op.
+    fn perturb(
+        &mut self,
+        stream: usize,
+        item: &Item,
+        duration: SimTime,
+        op: &PerturbedOp,
+        context: &mut Context<'_>,
+    ) -> Vec<Perturbed> {
+        if self.touched.is_empty() {
+            return Vec::new();
+        }
+        let base = &self.bases[(item.segment - self.first_base) as usize];
+        let clock = &self.streams[stream].clock;
+        let durations = self.speeds.durations(item.op, duration, clock.len());
+        let mut perturbed = Vec::with_capacity(self.touched.len());
+        for &(lane, rank) in &self.touched {
+            let start = clock[lane as usize].max(base[lane as usize] + item.offset);
+            let usual = durations.of(lane, duration);
+            let duration = context.perturber.duration(rank, op, context.program, start, usual);
+            perturbed.push(Perturbed { lane, end: start + duration, duration, usual });
+        }
+        perturbed
+    }
+
+    /// Is the role's only rank dead when the stream would come to the item?
+    fn dies_before(&mut self, stream: usize, item: &Item) -> bool {
+        let Some(death) = self.death else { return false };
+        let come = self.streams[stream].clock[0].max(self.base(item.segment)[0] + item.offset);
+        self.has_died |= come > death;
+        come > death
     }
 
     /// A wait for a record is done; the last one frees it.
@@ -189,11 +250,11 @@ impl Role {
         self.come(stream, item);
         let group = context.program.group(number);
         let pool = &mut self.pool;
-        let ranks = self.ranks.len() as u64;
+        let lanes = self.lanes.len().unwrap_or(self.ranks.len()) as u64;
         let account = &mut self.account;
         let state = self.groups.entry(number).or_insert_with(|| {
             let num_ops: usize = group.launches.iter().map(|launch| launch.calls.len() + launch.halves.len()).sum();
-            account.ops += num_ops as u64 * ranks;
+            account.ops += num_ops as u64 * lanes;
             GroupState { launches: group.launches.iter().map(LaunchState::new).collect(), num_left: 0 }
         });
         let clock = &self.streams[stream].clock;
@@ -204,7 +265,6 @@ impl Role {
             }
             if state.num_arrived == 0 {
                 state.arrival = pool.copy(clock);
-                state.ends = pool.take();
             } else {
                 vector::wait(&mut state.arrival, clock);
             }
@@ -220,7 +280,7 @@ impl Role {
     }
 
     /// Posts the slot's next launch if it has arrived and nothing of the slot is under way.
-    fn post_next(&mut self, slot_index: usize, context: &mut Context<'_>) {
+    pub(super) fn post_next(&mut self, slot_index: usize, context: &mut Context<'_>) {
         let slot = &mut self.slots[slot_index];
         if slot.active.is_some() {
             return;
@@ -228,24 +288,30 @@ impl Role {
         let program = context.program;
         let launch_of = |(group, launch): (u32, u32)| &program.group(group).launches[launch as usize];
         let Some(at) = slot.arrived.iter().position(|key| launch_of(*key).turn == slot.turn) else { return };
+        if slot.ports.is_stale(&self.lanes) {
+            context.network.requests.push(Request::Post { role: self.id, slot: slot_index as u32 });
+            return;
+        }
         let (group, launch) = slot.arrived.swap_remove(at);
         slot.active = Some((group, launch));
         let definition = launch_of((group, launch));
         let state = &mut self.groups.get_mut(&group).expect("arrived").launches[launch as usize];
         vector::wait(&mut state.arrival, &slot.last_end);
-        state.ends.copy_from_slice(&state.arrival);
+        let is_each = self.lanes.is_each();
+        state.ends = if is_each { self.pool.copy(&state.arrival) } else { slot.ports.spread(&state.arrival) };
         if !definition.halves.is_empty() {
-            let per_rank = definition.halves.len() as u32;
-            state.messages_by_rank = vec![per_rank; slot.comms.len()];
-            state.messages_pending = per_rank * slot.comms.len() as u32;
+            let per_port = definition.halves.len() as u32;
+            state.messages_by_port = vec![per_port; slot.comms.len()];
+            state.messages_pending = per_port * slot.comms.len() as u32;
             for half in &definition.halves {
-                let channels = slot.channels(half, context.network);
-                for ((channel, rank), time) in channels.iter().zip(&self.ranks).zip(&state.arrival) {
-                    context.network.post_half(*channel, *rank, slot_index as u32, half, *time);
+                slot.make_channels(half, context.network);
+                let ranks = if is_each { &self.ranks } else { &slot.ports.ranks };
+                for ((channel, rank), time) in slot.channels(half).iter().zip(ranks).zip(&state.ends) {
+                    context.network.post_half(*channel, (*rank, slot_index as u32), half, definition.origin, *time);
                 }
             }
         }
-        vector::scatter(context.network.arrivals_mut(), &slot.places, &state.arrival);
+        vector::scatter(context.network.arrivals_mut(), &slot.places, &state.ends);
         self.go_on(slot_index, context);
     }
 
@@ -262,10 +328,7 @@ impl Role {
             state.num_collected = state.num_posted;
             vector::gather_max(&mut state.ends, context.network.ends(), &slot.places);
             if state.num_posted < definition.calls.len() {
-                let mut next = self.pool.take();
-                vector::gather(&mut next, context.network.ends(), &slot.places);
-                vector::scatter(context.network.arrivals_mut(), &slot.places, &next);
-                self.pool.give(next);
+                context.network.arrive_again(&slot.places);
             }
         }
         if let Some(call) = definition.calls.get(state.num_posted) {
@@ -273,17 +336,33 @@ impl Role {
             state.calls_pending = slot.comms.len() as u32;
             slot.calls += 1;
             for (comm, count) in &slot.parts {
-                context.network.post(*comm, *count, call);
+                context.network.post(*comm, *count, call, definition.origin.iteration);
             }
             return;
         }
         if state.messages_pending > 0 {
             return;
         }
-        self.end_launch(slot_index, group, launch, context);
+        if !self.lanes.is_each() {
+            let Some(ends) = slot.ports.fold(&state.ends, &self.lanes) else {
+                context.network.requests.push(Request::End { role: self.id, slot: slot_index as u32 });
+                return;
+            };
+            state.ends = ends;
+        }
+        self.end_launch(slot_index, (group, launch), context);
     }
 
-    fn end_launch(&mut self, slot_index: usize, group: u32, launch: u32, context: &mut Context<'_>) {
+    /// The slot's active launch, if it only remains to end it.
+    pub(super) fn ending(&self, slot_index: usize) -> Option<(u32, u32)> {
+        let (group, launch) = self.slots[slot_index].active?;
+        let state = &self.groups[&group].launches[launch as usize];
+        let is_over = state.calls_pending == 0 && state.messages_pending == 0;
+        (is_over && state.num_collected == state.num_calls).then_some((group, launch))
+    }
+
+    /// Ends a launch of the slot whose ends are those of lanes.
+    pub(super) fn end_launch(&mut self, slot_index: usize, (group, launch): (u32, u32), context: &mut Context<'_>) {
         let slot = &mut self.slots[slot_index];
         let definition = &context.program.group(group).launches[launch as usize];
         let state = &mut self.groups.get_mut(&group).expect("active").launches[launch as usize];
@@ -291,11 +370,11 @@ impl Role {
         slot.last_end.copy_from_slice(&state.ends);
         slot.turn += 1;
         slot.active = None;
-        self.account.communication += vector::total(&state.ends, &state.arrival);
-        if context.tracer.is_on() {
+        self.account.communication += communication(&self.lanes, state);
+        if context.tracer.wants_launches() {
             let op = definition.calls.first().map_or_else(|| definition.halves[0].op, |call| call.op);
             for (at, rank) in self.ranks.iter().enumerate() {
-                context.tracer.span(*rank, definition.streams[0].0, op, state.arrival[at], state.ends[at]);
+                context.tracer.launch(*rank, definition.streams[0].0, op, state.arrival[at], state.ends[at]);
             }
         }
         self.post_next(slot_index, context);
@@ -318,8 +397,9 @@ impl Role {
         let slot = landed.slot as usize;
         let Some((group, launch)) = self.slots[slot].active else { return false };
         let state = &mut self.groups.get_mut(&group).expect("active").launches[launch as usize];
-        state.ends[at] = state.ends[at].max(landed.end);
-        state.messages_by_rank[at] -= 1;
+        let port = self.slots[slot].ports.of(at);
+        state.ends[port] = state.ends[port].max(landed.end);
+        state.messages_by_port[port] -= 1;
         state.messages_pending -= 1;
         let is_ready = state.messages_pending == 0;
         if is_ready {
@@ -352,6 +432,11 @@ impl Role {
                     self.streams.iter().for_each(|stream| vector::wait(&mut resume, &stream.clock));
                 }
             }
+            if self.death.is_some_and(|death| resume[0] > death) {
+                self.has_died = true;
+                self.pool.give(resume);
+                break;
+            }
             self.bases.push_back(resume);
             self.segment += 1;
             self.account.ops += self.len() as u64;
@@ -372,6 +457,23 @@ impl Role {
             self.first_base += 1;
         }
     }
+}
+
+/// Communication time of a launch over all ranks.
+fn communication(lanes: &Lanes, state: &LaunchState) -> i128 {
+    if lanes.is_each() {
+        return vector::total(&state.ends, &state.arrival);
+    }
+    lanes.sum(state.ends.iter().zip(&state.arrival).map(|(end, start)| end.0 - start.0))
+}
+
+/// An op on a lane whose compute is perturbed.
+struct Perturbed {
+    lane: u32,
+    end: SimTime,
+    duration: SimTime,
+    /// Without perturbations.
+    usual: SimTime,
 }
 
 impl LaunchState {

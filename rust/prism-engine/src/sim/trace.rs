@@ -19,14 +19,27 @@ pub struct Span {
     pub end: SimTime,
 }
 
+/// When a launch of communication (the part of a group on one communicator) ran on one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct LaunchSpan {
+    /// Index of the launch's first collective in the rank's program; of its first message, if it has no collective.
+    pub op: u32,
+    /// When the rank came to it.
+    pub arrival: SimTime,
+    /// When it was over for the rank.
+    pub end: SimTime,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Tracer {
     spans: Option<Vec<Span>>,
+    /// Launches by rank.
+    launches: Option<Vec<Vec<LaunchSpan>>>,
 }
 
 impl Tracer {
     pub(super) fn new(is_on: bool) -> Self {
-        Self { spans: is_on.then(Vec::new) }
+        Self { spans: is_on.then(Vec::new), launches: None }
     }
 
     pub(super) fn is_on(&self) -> bool {
@@ -37,6 +50,30 @@ impl Tracer {
         if let Some(spans) = &mut self.spans {
             spans.push(Span { rank: Rank(rank), stream: StreamId(stream), op, start, end });
         }
+    }
+
+    pub(super) fn keep_launches(&mut self, world_size: u32) {
+        self.launches = Some(vec![Vec::new(); world_size as usize]);
+    }
+
+    /// Is anything kept of communication?
+    pub(super) fn wants_launches(&self) -> bool {
+        self.spans.is_some() || self.launches.is_some()
+    }
+
+    pub(super) fn launch(&mut self, rank: u32, stream: u32, op: u32, arrival: SimTime, end: SimTime) {
+        self.span(rank, stream, op, arrival, end);
+        if let Some(launches) = &mut self.launches {
+            launches[rank as usize].push(LaunchSpan { op, arrival, end });
+        }
+    }
+
+    /// The launches of every rank in program order.
+    pub(super) fn take_launches(&mut self) -> Vec<Vec<LaunchSpan>> {
+        let mut launches = self.launches.as_mut().map(std::mem::take).unwrap_or_default();
+        // Stable: what is nearly in order is sorted in one pass.
+        launches.iter_mut().for_each(|own| own.sort_by_key(|span| span.op));
+        launches
     }
 
     /// The spans so far, ordered by rank, stream, op and time.

@@ -54,13 +54,6 @@ pub(super) fn gather_max(into: &mut [SimTime], table: &[SimTime], places: &[u32]
     }
 }
 
-/// `into = table[place]` for every rank.
-pub(super) fn gather(into: &mut [SimTime], table: &[SimTime], places: &[u32]) {
-    for (into, place) in into.iter_mut().zip(places) {
-        *into = table[*place as usize];
-    }
-}
-
 /// How much later than `before` all of `now` are, if all are by the same.
 pub(super) fn lag(now: &[SimTime], before: &[SimTime]) -> Option<SimTime> {
     let lag = now.first()?.0 - before.first()?.0;

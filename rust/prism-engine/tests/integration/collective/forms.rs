@@ -140,6 +140,30 @@ proptest! {
     }
 
     #[test]
+    fn ring_of_equal_links_equals_every_message(
+        (arrivals, messages, slices, occupancy, latency) in (2usize..34).prop_flat_map(|n| {
+            (arrivals(n), 1i64..(9 * n as i64), 1i64..5, 0i64..5_000, 0i64..9_000)
+        })
+    ) {
+        let n = arrivals.len();
+        let case = RingCase {
+            messages: vec![messages],
+            occupancy: vec![vec![occupancy; n]],
+            latency: vec![latency; n],
+            slices: slices as usize,
+            arrivals,
+        };
+        let slow = reference::ring(&case.messages, &case.occupancy, &case.latency, case.slices, &case.arrivals);
+        let Some(ring) = ring::Uniform::new(n, messages, slices, occupancy, latency) else {
+            prop_assert!((messages - 1) / slices < n as i64 - 1);
+            return Ok(());
+        };
+        let mut ends = Vec::new();
+        ring.completion(&case.arrivals, &mut ends);
+        prop_assert_eq!(ends, slow);
+    }
+
+    #[test]
     fn tree_equals_every_chunk((case, arrivals) in tree_case()) {
         prop_assert_eq!(fast_tree(&case, &arrivals), case.completion(&arrivals));
     }

@@ -11,6 +11,7 @@ use prism_engine::profile::Profile;
 use prism_engine::units::SimTime;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// One thing a role does for itself.
@@ -113,7 +114,12 @@ fn step(roles: u32) -> impl Strategy<Value = Step> {
 }
 
 pub(crate) fn job() -> impl Strategy<Value = Job> {
-    (1..4u32, 1..5u32).prop_flat_map(|(roles, width)| {
+    job_of(1..4, 1..5)
+}
+
+/// A job of so many roles of so many ranks.
+pub(crate) fn job_of(roles: Range<u32>, width: Range<u32>) -> impl Strategy<Value = Job> {
+    (roles, width).prop_flat_map(|(roles, width)| {
         let factor = prop::sample::select(vec![0.5, 1.0, 1.3, 7.0]);
         let slow = prop::collection::btree_map((0..roles * width).prop_map(Rank), factor, 0..3);
         let overrides = prop::collection::vec((0..roles * width, 0..40usize, 0..1000i64), 0..4);

@@ -37,7 +37,7 @@ fn own_ops(graph: &Graph, rank: u32) -> Vec<Op> {
 }
 
 /// Feeds the live ranks in an order drawn from `order`, running now and then, until all have ended.
-fn feed(simulation: &mut Simulation, graph: &Graph, live: &[u32], order: &[u8]) -> Result<(), SimError> {
+pub(crate) fn feed(simulation: &mut Simulation, graph: &Graph, live: &[u32], order: &[u8]) -> Result<(), SimError> {
     for rank in live {
         make_comms(simulation, graph, *rank);
     }

@@ -1,8 +1,9 @@
 //! The simulation against a brute-force evaluator, fed in every order, split in every way.
 
 mod failures;
-mod jobs;
-mod laws;
-mod live;
-mod reference;
+pub(crate) mod jobs;
+pub(crate) mod laws;
+pub(crate) mod live;
+pub(crate) mod reference;
 mod synthetic;
+mod symmetry;

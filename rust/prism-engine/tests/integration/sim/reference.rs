@@ -104,14 +104,23 @@ impl RankState {
         self.issue[i] = before.map(|before| before + self.ops[i].host_gap);
     }
 
-    fn local_end(&self, i: usize) -> Option<SimTime> {
+    /// Iteration of op `i`, and its place in it.
+    fn iteration(&self, i: usize) -> (u32, u32) {
+        let is_end = |j: &usize| self.ops[*j].kind == OpKind::IterationEnd;
+        let start = (0..i).rev().find(is_end).map_or(0, |end| end + 1);
+        ((0..i).filter(is_end).count() as u32, (i - start) as u32)
+    }
+
+    fn local_end(&self, i: usize, change: &mut Change<'_>) -> Option<SimTime> {
         let op = self.ops[i];
         let issue = self.issue[i]?;
         let on_stream = || Some(issue.max(self.stream_end(op.stream, i)?));
         Some(match op.kind {
             OpKind::Compute { duration, .. } => {
                 let own = self.durations.get(&(i as u32)).copied().unwrap_or(duration);
-                on_stream()? + own.scaled(self.factor)
+                let (start, (iteration, place)) = (on_stream()?, self.iteration(i));
+                let at = At { rank: self.rank, iteration, place, start };
+                start + change(&at, own.scaled(self.factor))
             }
             OpKind::EventRecord { .. } | OpKind::TrainingBegin | OpKind::IterationEnd | OpKind::StreamSync => {
                 on_stream()?
@@ -175,11 +184,32 @@ impl RankState {
     }
 }
 
+/// A compute op about to start.
+pub(crate) struct At {
+    pub(crate) rank: u32,
+    pub(crate) iteration: u32,
+    pub(crate) place: u32,
+    pub(crate) start: SimTime,
+}
+
+/// Tells the duration of a compute op that would take a given time. Asked once per op, in the order of each stream.
+pub(crate) type Change<'a> = dyn FnMut(&At, SimTime) -> SimTime + 'a;
+
 /// Evaluates a job. `Err` are the ranks that do not finish.
 pub(crate) fn evaluate(
     graph: &Graph,
     profile: &Profile,
     slow: &BTreeMap<Rank, f64>,
+) -> Result<Vec<RankTimes>, Vec<u32>> {
+    evaluate_changed(graph, profile, slow, &mut |_, duration| duration)
+}
+
+/// The same with other durations.
+pub(crate) fn evaluate_changed(
+    graph: &Graph,
+    profile: &Profile,
+    slow: &BTreeMap<Rank, f64>,
+    change: &mut Change<'_>,
 ) -> Result<Vec<RankTimes>, Vec<u32>> {
     let mut ranks: Vec<RankState> = (0..graph.world_size()).map(|rank| rank_state(graph, rank, slow)).collect();
     let mut calls: BTreeMap<(u32, usize), Meeting> = BTreeMap::new();
@@ -195,7 +225,7 @@ pub(crate) fn evaluate(
                 if slot_of(&state.ops[i]).is_some() {
                     has_changed |= communicate(graph, profile, state, i, &mut calls, &mut messages);
                 }
-                state.end[i] = if slot_of(&state.ops[i]).is_some() { state.launch_end(i) } else { state.local_end(i) };
+                state.end[i] = if slot_of(&state.ops[i]).is_some() { state.launch_end(i) } else { state.local_end(i, change) };
                 has_changed |= state.end[i].is_some();
             }
         }

@@ -1,0 +1,165 @@
+"""How far hybrid emulation is from the truth it can be checked against, as a Markdown table.
+
+    python benches/fidelity.py                      # worlds 4 and 8 against all ranks real, world 8,192 against replay
+    python benches/fidelity.py --worlds 4 --modes ddp
+
+For each mode of `examples/train_gpt.py` and each world size the job is collected, then
+
+* hybrid (ranks 0 and 3 run the program, the others are replayed) is compared with a run of all ranks, rank by rank:
+  time of every iteration, and all peaks in bytes (small worlds only);
+* the replay (no rank runs) is compared with hybrid, iteration by iteration;
+* hybrid runs twice, and the two summaries are compared byte by byte.
+
+`peak MiB` is what rank 0's allocator had at most in hybrid, `collect` what it had more while the rank was collected:
+its peers come at once there, and an allocator that asks events whether memory is free again gets other answers. The
+script fails if a time differs by more than 0.3 %, a peak by a byte from the run of all ranks, or a run from its
+repetition.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prism_core import _native
+
+ROOT = Path(__file__).resolve().parent.parent
+MODES = ("ddp", "fsdp2", "hsdp", "pipeline")
+MODEL = ["--layers=4", "--hidden=512", "--heads=8", "--seq=512", "--batch=4", "--iters=4"]
+#: A world of this size or less is also run with all ranks real.
+MOST_REAL = 16
+#: Small worlds have nodes of two devices, so that both kinds of link are in use and HSDP has replicas.
+SMALL_NODE = 2
+SANDBOX = (0, 3)
+LARGEST_ERROR = 0.003
+PEAKS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_device_bytes", "nccl_buffer_bytes")
+
+
+@dataclass
+class Row:
+    """What was found for one job."""
+
+    mode: str
+    world_size: int
+    iteration_ms: float = 0.0
+    replay_error: float = 0.0
+    real_error: float | None = None
+    peak_mib: float = 0.0
+    collect_peak_mib: float = 0.0
+    problems: list[str] = field(default_factory=list)
+
+    def markdown(self) -> str:
+        """One line of the table."""
+        real = "-" if self.real_error is None else f"{self.real_error:.4%}"
+        verdict = "; ".join(self.problems) or "equal"
+        cells = [self.mode, f"{self.world_size:,}", f"{self.iteration_ms:.3f}", real, f"{self.replay_error:.4%}"]
+        peaks = [f"{self.peak_mib:.2f}", f"{self.collect_peak_mib - self.peak_mib:+.2f}"]
+        return f"| {' | '.join([*cells, *peaks, verdict])} |"
+
+
+HEADER = """\
+| mode | ranks | ms/iteration | hybrid - all real | replay - hybrid | peak MiB | collect | peaks, repeated run |
+|---|---|---|---|---|---|---|---|"""
+
+
+def prism(*arguments: object) -> dict[str, Any]:
+    """The JSON document of one command of `prism`."""
+    command = [sys.executable, "-m", "prism_core.cli", str(arguments[0]), "--json", *map(str, arguments[1:])]
+    child = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    if child.returncode != 0:
+        raise SystemExit(f"{' '.join(command)}\n{child.stderr[-4000:]}{child.stdout[-1000:]}")
+    document: dict[str, Any] = json.loads(child.stdout)
+    return document
+
+
+def program(mode: str, world_size: int) -> list[str]:
+    """The command line of a job."""
+    stages = ["--stages", "2" if world_size == 4 else "4", "--microbatches", "8"] if mode == "pipeline" else []
+    return [sys.executable, str(ROOT / "examples/train_gpt.py"), "--mode", mode, *MODEL, *stages]
+
+
+def small_nodes(folder: Path) -> str:
+    """A device whose nodes are small."""
+    before, table, after = _native.profile_toml("h100-sxm").partition("[node]")
+    lines = [f"gpus = {SMALL_NODE}" if line.split("=")[0].strip() == "gpus" else line for line in after.splitlines()]
+    assert table and f"gpus = {SMALL_NODE}" in lines
+    path = folder / "small-nodes.toml"
+    path.write_text(before + table + "\n".join(lines) + "\n")
+    return f"emulated:{path}"
+
+
+def error(ours: list[int], truth: list[int]) -> float:
+    """The largest relative error; one for series of different length, which are not comparable."""
+    if len(ours) != len(truth) or not truth:
+        return 1.0
+    return max(abs(mine - true) / true for mine, true in zip(ours, truth, strict=True))
+
+
+def check(mode: str, world_size: int, folder: Path) -> Row:
+    """Runs one job in all ways and compares."""
+    row = Row(mode, world_size)
+    graph, command = folder / "job.prism", program(mode, world_size)
+    device = "emulated:h100-sxm" if world_size > MOST_REAL else small_nodes(folder)
+    collected = prism("collect", "--world-size", world_size, "--device", device, "-o", graph, "--", *command)
+    sandbox = ",".join(map(str, SANDBOX))
+    summaries, hybrid = [], {}
+    for run in (folder / "hybrid-1", folder / "hybrid-2"):
+        hybrid = prism("emulate", graph, "--sandbox", sandbox, "-o", run, "--", *command)
+        summaries.append((run / "summary.json").read_bytes())
+    if summaries[0] != summaries[1]:
+        row.problems.append("two runs differ")
+    replayed = prism("replay", graph)["iteration_time_ns"]
+    row.iteration_ms = hybrid["iteration_time_ns"][-1] / 1e6
+    row.peak_mib = hybrid["ranks"][0]["peak_allocated_bytes"] / 2**20
+    row.collect_peak_mib = collected["ranks"][0]["peak_allocated_bytes"] / 2**20
+    row.replay_error = error(replayed, hybrid["iteration_time_ns"])
+    if world_size <= MOST_REAL:
+        real = prism("emulate", graph, "--sandbox", f"0-{world_size - 1}", "-o", folder / "real", "--", *command)
+        compare_real(row, hybrid, real)
+    if max(row.replay_error, row.real_error or 0.0) > LARGEST_ERROR:
+        row.problems.append("times differ")
+    return row
+
+
+def compare_real(row: Row, hybrid: dict[str, Any], real: dict[str, Any]) -> None:
+    """Hybrid against all ranks real: the job's times, and each sandbox rank's times and peaks."""
+    truth = {rank["rank"]: rank for rank in real["ranks"]}
+    errors = [error(hybrid["iteration_time_ns"], real["iteration_time_ns"])]
+    for rank in hybrid["ranks"]:
+        errors.append(error(rank["iteration_time_ns"], truth[rank["rank"]]["iteration_time_ns"]))
+    row.real_error = max(errors)
+    for rank in hybrid["ranks"]:
+        for peak in PEAKS:
+            ours, theirs = rank[peak], truth[rank["rank"]][peak]
+            if ours != theirs:
+                row.problems.append(f"rank {rank['rank']} {peak}: {ours}, all real {theirs}")
+
+
+def main() -> None:
+    """Prints the table; exit code 1 if something differs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--worlds", default="4,8,8192", help="world sizes (each at least 4)")
+    parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--keep", type=Path, help="folder for graphs and runs (default: a temporary one)")
+    args = parser.parse_args()
+    print(HEADER, flush=True)
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="prism-fidelity-") as temporary:
+        for world_size in map(int, args.worlds.split(",")):
+            for mode in args.modes.split(","):
+                folder = (args.keep or Path(temporary)).absolute() / f"{mode}-{world_size}"
+                folder.mkdir(parents=True, exist_ok=True)
+                rows.append(check(mode, world_size, folder))
+                print(rows[-1].markdown(), flush=True)
+    if any(row.problems for row in rows):
+        raise SystemExit("fidelity: something differs")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""Diagnosis: why a job hangs, or who makes an iteration as long as it is. The culprit comes first."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prism_core import _native
+from prism_core.config import check_slow
+from prism_core.replay import open_graph
+from prism_core.report import read_run
+
+_SHOWN = 8
+
+
+def diagnose(
+    source: _native.Graph | str | os.PathLike[str],
+    *,
+    slow: Mapping[int, float] | None = None,
+    iteration: int | None = None,
+    sensitivities: bool = True,
+    top: int = _SHOWN,
+) -> dict[str, Any]:
+    """Explains a job, or says what went wrong in a run.
+
+    Args:
+        source: A graph, the path of its file, or a run folder.
+        slow: Slow-down of single ranks' compute, for example `{4242: 1.3}` (graphs only).
+        iteration: Which iteration, from 0; the last if not said (graphs only).
+        sensitivities: Replay again with single things slower (graphs only).
+        top: Entries of each list at most.
+
+    Returns:
+        The document of `prism diagnose --json` (docs/diagnose.md).
+    """
+    if not isinstance(source, _native.Graph):
+        if Path(source).is_dir():
+            return _diagnose_run(Path(source))
+        source = open_graph(source)
+    options = {
+        "slow": check_slow(slow or {}, source.world_size),
+        "iteration": iteration,
+        "sensitivities": sensitivities,
+        "top": top,
+    }
+    document: dict[str, Any] = json.loads(_native.diagnose_json(source, json.dumps(options)))
+    return document
+
+
+def _diagnose_run(folder: Path) -> dict[str, Any]:
+    """What the summary of a run says about its failure."""
+    summary, _ = read_run(folder)
+    error = summary["error"]
+    ranks = [
+        {key: rank[key] for key in ("rank", "iterations", "last_op", "exit_code")}
+        for rank in summary["ranks"]
+        if error or rank["exit_code"]
+    ]
+    iterations = len(summary["iteration_time_ns"])
+    message = error["message"] if error else f"the run is complete: {iterations} iterations, no error"
+    return {
+        "headline": message.splitlines()[0],
+        "world_size": summary["world_size"],
+        "run": {"error": error, "command": summary["command"], "sandbox": summary["sandbox"], "ranks": ranks},
+        "iteration_time_ns": summary["iteration_time_ns"],
+        "notes": summary["notes"],
+    }
+
+
+def diagnose_text(document: Mapping[str, Any]) -> str:
+    """What `prism diagnose` prints."""
+    if "run" in document:
+        return "\n".join([document["headline"], *_run_lines(document)])
+    body = _hang_lines(document["hang"]) if document["hang"] else _time_lines(document)
+    notes = (f"note: {note}" for note in document["notes"])
+    return "\n".join([document["headline"], *body, *notes])
+
+
+def _run_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    error = document["run"]["error"]
+    for line in error["message"].splitlines()[1:] if error else ():
+        yield line
+    for rank in document["run"]["ranks"]:
+        code = "" if rank["exit_code"] is None else f", exit code {rank['exit_code']}"
+        yield f"  rank {rank['rank']}: {rank['iterations']} iterations{code}, last op {_cut(rank['last_op'] or 'none', 60)}"
+
+
+def _hang_lines(hang: Mapping[str, Any]) -> Iterator[str]:
+    yield f"look at   {ranks_text(hang['culprits'])}"
+    yield f"advice    {hang['advice']}"
+    for title, blocked in (("cause", hang["roots"]), ("held up", hang["victims"])):
+        for wait in blocked[:_SHOWN]:
+            yield (
+                f"{title:<9} {ranks_text(wait['waiting'])} in {wait['call']} {wait['sequence']} of communicator "
+                f"{wait['communicator']} (op {wait['op']}, {wait['bytes']:,} bytes) for {ranks_text(wait['missing'])}"
+            )
+        if len(blocked) > _SHOWN:
+            yield f"{title:<9} and {len(blocked) - _SHOWN} more"
+
+
+def _time_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    path = document["critical_path"]
+    yield f"\niteration {document['iteration']}: {_ms(path['ns'])}, {path['num_segments']} segments on {path['num_ranks']} ranks"
+    yield from _part_lines(path["parts"])
+    shares = ", ".join(f"{rank['rank']} ({100 * rank['share']:.1f} %)" for rank in path["ranks"][:_SHOWN])
+    yield f"  on ranks  {shares}"
+    for account in document["accounts"]:
+        yield f"\nrank {account['rank']} ({account['why'].replace('_', ' ')})"
+        yield from _part_lines(account["parts"])
+    yield from _waiting_lines(document["waiting"])
+    if document["slack"]:
+        slack = document["slack"]
+        most = ", ".join(f"rank {own['rank']} {_ms(own['slack_ns'])}" for own in slack["most"][:3])
+        bound = "" if slack["is_exact"] else " at least"
+        yield f"\nslack: none on {slack['ranks_without']} ranks" + (f"; most{bound}: {most}" if most else "")
+    if document["sensitivities"]:
+        yield "\n10 % slower makes the iteration longer by"
+        for item in document["sensitivities"][:_SHOWN]:
+            yield f"  {10 * item['elasticity']:6.2f} %  {_parameter(item)}"
+
+
+def _waiting_lines(waiting: Mapping[str, Any]) -> Iterator[str]:
+    if waiting["blame"]:
+        yield "\nwaited for (summed over the ranks that wait)"
+    for blame in waiting["blame"][:_SHOWN]:
+        yield (
+            f"  rank {blame['rank']:<6} {_ms(blame['waited_ns']):>16} on communicator {blame['communicator']}, "
+            f"one rank {_ms(blame['longest_ns'])}"
+        )
+
+
+def _part_lines(parts: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for part in list(parts)[:_SHOWN]:
+        yield f"  {100 * part['share']:5.1f} % {_ms(part['ns']):>14}  {_spent(part)}"
+
+
+_SPENT = {
+    "collective": "collectives of communicator {}",
+    "message": "messages of communicator {}",
+    "waiting": "waiting for others in communicator {}",
+    "bubble": "waiting for messages of communicator {}",
+    "host": "host",
+    "idle": "idle: through before the last rank",
+}
+
+
+def _spent(part: Mapping[str, Any]) -> str:
+    if part["what"] == "compute":
+        return f"{part['class']} compute"
+    return _SPENT[part["what"]].format(part.get("communicator"))
+
+
+def _parameter(item: Mapping[str, Any]) -> str:
+    name: str = item["parameter"]
+    if name == "rank_speed":
+        return f"compute of rank {item['rank']}"
+    return f"{item['class']} compute of all ranks" if name == "compute_class" else name.replace("_", " ")
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Ranks in words, neighbours as ranges, cut after eight ranges."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    shown = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs[:_SHOWN])
+    more = f",... ({len(ranks)} in all)" if len(runs) > _SHOWN else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"
+
+
+def _ms(nanoseconds: int) -> str:
+    return f"{nanoseconds / 1e6:,.3f} ms"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."

@@ -1,0 +1,31 @@
+//! What a job's replay means: why it hangs, or where the time of an iteration goes and who is to blame.
+//!
+//! ```text
+//!  Graph ──► JobTrace::record ──► critical_path   the chain of work that makes the iteration as long as it is
+//!     │             │        └──► account         where one rank's time goes
+//!     │             ├───────────► waiting         who waits for whom; the culprit waits least
+//!     │             └───────────► slack           what could be later at no cost
+//!     ├─────────────────────────► sensitivities   what would change the iteration time, by replaying it
+//!     └── SimError ─────────────► Hang            why nothing can move
+//! ```
+//! [`diagnose`] does all of it, the culprit first. Everything is exact for durations that do not depend on time and for a
+//! network without contention; other jobs are refused by name.
+
+mod blame;
+mod critical_path;
+mod diagnosis;
+mod hang;
+mod plan;
+mod sensitivity;
+mod slack;
+mod trace;
+
+pub use blame::{Blame, Cause, CommWaiting, Culprit, Waiting};
+pub use critical_path::{Path, Segment, Spent};
+pub use diagnosis::{
+    Account, CriticalPath, DiagnoseOptions, Diagnosis, LongSegment, Part, RankShare, SlackReport, diagnose,
+};
+pub use hang::{Hang, HangKind};
+pub use sensitivity::{LATENCY_STEP, Parameter, STEP, Sensitivity, sensitivities};
+pub use slack::{MAX_MOMENTS, RankSlack, Slack};
+pub use trace::{JobTrace, MAX_LAUNCHES};

@@ -1,0 +1,205 @@
+//! What must hold for every job.
+
+use super::explicit::{Explicit, Node};
+use crate::sim::jobs::{Job, job, profile};
+use prism_engine::analysis::{JobTrace, Parameter, Path, STEP, Slack, Spent, sensitivities};
+use prism_engine::graph::op::OpKind;
+use prism_engine::graph::{Graph, GraphBuilder};
+use prism_engine::ids::{CommId, NameId, Rank, TemplateId};
+use prism_engine::replay::{ReplayOptions, replay, replay_ranks};
+use prism_engine::units::SimTime;
+use proptest::prelude::*;
+use std::sync::Arc;
+
+fn options(job: &Job) -> ReplayOptions {
+    ReplayOptions { slow: job.slow.clone(), ..ReplayOptions::new(profile()) }
+}
+
+fn has_marks(graph: &Graph) -> bool {
+    let templates = (0..graph.num_templates() as u32).map(TemplateId);
+    templates.into_iter().any(|t| graph.template(t).iter().any(|op| op.kind == OpKind::IterationEnd))
+}
+
+fn is_whole(path: &Path) -> bool {
+    let mut at = path.start;
+    path.segments.iter().all(|segment| {
+        let follows = segment.start == at && segment.end > segment.start;
+        at = segment.end;
+        follows
+    }) && at == path.end
+}
+
+/// The same graph with one compute op of one rank longer.
+fn delayed(graph: &Graph, rank: u32, op: u32, by: SimTime) -> Arc<Graph> {
+    let mut builder = GraphBuilder::new(graph.world_size());
+    builder.intern_name(graph.name(NameId(0)));
+    (0..graph.num_comms() as u32).for_each(|comm| {
+        builder.add_comm(graph.comm_members(CommId(comm)).iter().copied().map(Rank).collect());
+    });
+    for template in (0..graph.num_templates() as u32).map(TemplateId) {
+        builder.add_template("t", &graph.template(template).iter().collect::<Vec<_>>()).expect("valid");
+    }
+    let mut own = None;
+    for r in (0..graph.world_size()).map(Rank) {
+        builder.set_rank(r, graph.rank_template(r), graph.rank_slots(r).iter().copied().map(CommId).collect());
+        for (o, duration) in graph.rank_overrides(r) {
+            builder.override_duration(r, o, duration);
+            own = if (r.0, o) == (rank, op) { Some(duration) } else { own };
+        }
+    }
+    let kind = graph.template(graph.rank_template(Rank(rank))).op(op as usize).kind;
+    let OpKind::Compute { duration, .. } = kind else { panic!("op {op} is no compute") };
+    builder.override_duration(Rank(rank), op, own.unwrap_or(duration) + by);
+    Arc::new(builder.finish().expect("valid"))
+}
+
+fn end(graph: &Arc<Graph>, options: &ReplayOptions) -> SimTime {
+    replay_ranks(graph, options)
+        .expect("no deadlock")
+        .ranks
+        .iter()
+        .map(|rank| rank.final_time)
+        .max()
+        .unwrap_or_default()
+}
+
+fn compute_ops(graph: &Graph) -> Vec<(u32, u32)> {
+    let ranks = 0..graph.world_size();
+    let of = |rank: u32| {
+        let view = graph.template(graph.rank_template(Rank(rank)));
+        let ops = view.iter().enumerate().filter(|(_, op)| matches!(op.kind, OpKind::Compute { .. }));
+        ops.map(move |(at, _)| (rank, at as u32)).collect::<Vec<_>>()
+    };
+    ranks.flat_map(of).collect()
+}
+
+fn slack_of(slack: &Slack, rank: u32, op: u32) -> SimTime {
+    let own = &slack.by_rank[rank as usize];
+    own[own.binary_search_by_key(&op, |(op, _)| *op).expect("every op on a stream has slack")].1
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_path_and_every_account_fill_the_iteration(job in job()) {
+        let (graph, options) = (job.graph(), options(&job));
+        let trace = JobTrace::record(&graph, &options).expect("no deadlock");
+        let times = replay(&graph, &options).expect("no deadlock").iteration_time_ns;
+        prop_assert_eq!(trace.num_iterations(), times.len());
+        for (iteration, time) in times.iter().enumerate() {
+            // Markers on different streams may come in the wrong order.
+            let time = &(*time).max(0);
+            let path = trace.critical_path(iteration).expect("known").expect("there");
+            prop_assert!(is_whole(&path), "{:?}", path);
+            prop_assert_eq!(path.total_ns(), *time);
+            prop_assert_eq!(path.totals().iter().map(|(_, ns)| ns).sum::<i64>(), *time);
+            prop_assert_eq!(path.by_rank().iter().map(|(_, ns)| ns).sum::<i64>(), *time);
+            let waits = |spent| matches!(spent, Spent::Waiting { .. } | Spent::Bubble { .. } | Spent::Idle);
+            prop_assert!(!path.segments.iter().any(|segment| waits(segment.spent)), "{:?}", path);
+            for rank in (0..graph.world_size()).map(Rank) {
+                let Some(account) = trace.account(rank, iteration).expect("known") else { continue };
+                prop_assert!(is_whole(&account), "{:?}", account);
+                prop_assert_eq!(account.total_ns(), *time);
+                prop_assert!(account.segments.iter().all(|segment| segment.rank == rank));
+            }
+        }
+        prop_assert_eq!(trace.critical_path(times.len()).expect("known"), None);
+    }
+
+    /// Against relaxation over an explicit list of edges: times, slack, and that the path is made of edges that are tight.
+    #[test]
+    fn path_and_slack_are_those_of_a_longest_path_search(job in job()) {
+        let (graph, options) = (job.graph(), options(&job));
+        let explicit = Explicit::of(&graph, &profile(), &job.slow);
+        let trace = JobTrace::record(&graph, &options).expect("no deadlock");
+        prop_assert_eq!(SimTime::from_ps(explicit.end()), end(&graph, &options));
+        let slack = trace.slack().expect("small");
+        prop_assert!(slack.is_exact);
+        for (rank, own) in (0..).zip(&slack.by_rank) {
+            for (op, slack) in own {
+                let node = explicit.over(rank, *op as usize);
+                prop_assert_eq!(explicit.slack(node), slack.as_ps(), "rank {} op {}", rank, op);
+            }
+        }
+        if has_marks(&graph) {
+            return Ok(());
+        }
+        let path = trace.critical_path(0).expect("known").expect("there");
+        for segment in &path.segments {
+            let op = segment.op as usize;
+            let node = explicit.over(segment.rank.0, op);
+            match segment.spent {
+                Spent::Compute { .. } => {
+                    prop_assert_eq!((explicit.times[&node], explicit.slack(node)), (segment.end.as_ps(), 0));
+                }
+                Spent::Collective { .. } | Spent::Message { .. } => {
+                    prop_assert_eq!((explicit.times[&node], explicit.slack(node)), (segment.end.as_ps(), 0));
+                    let holder = segment.held_by.expect("communication has a holder").0;
+                    let start = segment.start.as_ps();
+                    let is_start = |node: &Node| matches!(node, Node::Arrive(rank, _) if *rank == holder);
+                    let found = explicit.times.iter().any(|(node, time)| {
+                        is_start(node) && *time == start && explicit.slack(*node) == 0
+                    });
+                    prop_assert!(found, "nobody arrives at {}", start);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    #[test]
+    fn a_delay_within_slack_costs_nothing_and_beyond_it_costs_what_is_beyond(
+        job in job(), pick in any::<prop::sample::Index>(), beyond in 1..1_000_000i64,
+    ) {
+        let (graph, options) = (job.graph(), ReplayOptions::new(profile()));
+        let ops = compute_ops(&graph);
+        if ops.is_empty() {
+            return Ok(());
+        }
+        let (rank, op) = ops[pick.index(ops.len())];
+        let slack = JobTrace::record(&graph, &options).expect("no deadlock").slack().expect("small");
+        let before = end(&graph, &options);
+        let own = slack_of(&slack, rank, op);
+        prop_assert_eq!(end(&delayed(&graph, rank, op, own), &options), before);
+        let late = end(&delayed(&graph, rank, op, own + SimTime::from_ps(beyond)), &options);
+        prop_assert_eq!(late, before + SimTime::from_ps(beyond));
+    }
+
+    /// The end is a maximum of sums in the durations: it grows at least as the critical path does.
+    #[test]
+    fn a_slower_rank_costs_at_least_its_share_of_the_path(job in job(), pick in any::<prop::sample::Index>()) {
+        let (graph, options) = (job.graph(), options(&job));
+        let rank = Rank(pick.index(graph.world_size() as usize) as u32);
+        let trace = JobTrace::record(&graph, &options).expect("no deadlock");
+        let last = trace.num_iterations() - 1;
+        if last > 0 {
+            // The start of a later iteration moves too.
+            return Ok(());
+        }
+        let path = trace.critical_path(0).expect("known").expect("there");
+        let is_own = |spent: Spent| matches!(spent, Spent::Compute { .. });
+        let on_path = path.segments.iter().filter(|s| s.rank == rank && is_own(s.spent));
+        let on_path: i64 = on_path.map(|s| (s.end - s.start).as_ps()).sum();
+        let ops = graph.num_ops() as f64;
+        let found = sensitivities(&graph, &options, 0, &[Parameter::RankSpeed { rank }]).expect("no deadlock");
+        let least = on_path as f64 * STEP / 1000.0 - ops / 1000.0 - 1.0;
+        prop_assert!(found[0].change_ns as f64 >= least, "{:?} < {}", found, least);
+    }
+
+    #[test]
+    fn waiting_is_that_of_the_accounts(job in job()) {
+        let (graph, options) = (job.graph(), options(&job));
+        let trace = JobTrace::record(&graph, &options).expect("no deadlock");
+        let waiting = trace.waiting(0).expect("known").expect("there");
+        prop_assert_eq!(waiting.ranks_examined, graph.world_size());
+        for (rank, waited) in &waiting.by_rank {
+            let Some(account) = trace.account(*rank, 0).expect("known") else { continue };
+            let is_wait = |spent| matches!(spent, Spent::Waiting { .. } | Spent::Bubble { .. });
+            let in_account: i64 =
+                account.segments.iter().filter(|s| is_wait(s.spent)).map(|s| (s.end - s.start).as_ps()).sum();
+            // An account stops waiting at the arrival that held it; others may have come later without holding it.
+            prop_assert!(waited.as_ps() >= in_account, "rank {} {} {}", rank, waited.as_ps(), in_account);
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! Explanations of replays against a plain longest-path search, and on cases people reported.
+
+mod cases;
+mod explicit;
+mod laws;
+mod stories;

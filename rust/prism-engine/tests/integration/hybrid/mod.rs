@@ -1,0 +1,11 @@
+//! Whole sessions over the real sockets and rings, with scripted ranks instead of training processes.
+
+mod agreement;
+mod background;
+mod determinism;
+mod failures;
+mod identity;
+mod player;
+mod programs;
+mod stage;
+mod store;
