@@ -1,5 +1,6 @@
 """Run any rank of a large training job on a few GPUs, or on none: collect its graph, replay it, emulate ranks in it."""
 
+from prism_core import synthetic
 from prism_core._native import Graph
 from prism_core.collect import collect_program as collect
 from prism_core.collect import tool_version
@@ -40,4 +41,5 @@ __all__ = [
     "emulate",
     "inspect",
     "replay",
+    "synthetic",
 ]

@@ -205,6 +205,7 @@ class _Collector:
         return {
             "command": shlex.join(self._config.command),
             "device": self._config.device,
+            "iterations": str(max(rank["iterations"] for rank in self._ranks.values())),
             "profile": self._device.profile,
             "ranks_run": str(num_run),
             "ranks_inferred": str(self._config.world_size - num_run),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from prism_core.replay import open_graph
 from prism_core.report import read_run
 
 _SHOWN = 8
+_WIDTH = 100
 
 
 def diagnose(
@@ -73,37 +75,44 @@ def _diagnose_run(folder: Path) -> dict[str, Any]:
 def diagnose_text(document: Mapping[str, Any]) -> str:
     """What `prism diagnose` prints."""
     if "run" in document:
-        return "\n".join([document["headline"], *_run_lines(document)])
-    body = _hang_lines(document["hang"]) if document["hang"] else _time_lines(document)
-    notes = (f"note: {note}" for note in document["notes"])
-    return "\n".join([document["headline"], *body, *notes])
+        body = _run_lines(document)
+    else:
+        body = _hang_lines(document["hang"]) if document["hang"] else _time_lines(document)
+    notes = (_wrapped(f"note: {note}") for note in document["notes"])
+    return "\n".join([_wrapped(document["headline"]), *body, *notes])
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, _WIDTH, subsequent_indent="  ")
 
 
 def _run_lines(document: Mapping[str, Any]) -> Iterator[str]:
     error = document["run"]["error"]
-    for line in error["message"].splitlines()[1:] if error else ():
-        yield line
+    yield from error["message"].splitlines()[1:] if error else ()
     for rank in document["run"]["ranks"]:
         code = "" if rank["exit_code"] is None else f", exit code {rank['exit_code']}"
-        yield f"  rank {rank['rank']}: {rank['iterations']} iterations{code}, last op {_cut(rank['last_op'] or 'none', 60)}"
+        last = _cut(rank["last_op"] or "none", 60)
+        yield f"  rank {rank['rank']}: {rank['iterations']} iterations{code}, last op {last}"
 
 
 def _hang_lines(hang: Mapping[str, Any]) -> Iterator[str]:
     yield f"look at   {ranks_text(hang['culprits'])}"
-    yield f"advice    {hang['advice']}"
+    yield textwrap.fill(f"advice    {hang['advice']}", _WIDTH, subsequent_indent=" " * 10)
     for title, blocked in (("cause", hang["roots"]), ("held up", hang["victims"])):
         for wait in blocked[:_SHOWN]:
-            yield (
+            line = (
                 f"{title:<9} {ranks_text(wait['waiting'])} in {wait['call']} {wait['sequence']} of communicator "
                 f"{wait['communicator']} (op {wait['op']}, {wait['bytes']:,} bytes) for {ranks_text(wait['missing'])}"
             )
+            yield textwrap.fill(line, _WIDTH, subsequent_indent=" " * 10)
         if len(blocked) > _SHOWN:
             yield f"{title:<9} and {len(blocked) - _SHOWN} more"
 
 
 def _time_lines(document: Mapping[str, Any]) -> Iterator[str]:
     path = document["critical_path"]
-    yield f"\niteration {document['iteration']}: {_ms(path['ns'])}, {path['num_segments']} segments on {path['num_ranks']} ranks"
+    where = f"{path['num_segments']} segments on {path['num_ranks']} ranks"
+    yield f"\niteration {document['iteration']}: {_ms(path['ns'])}, {where}"
     yield from _part_lines(path["parts"])
     shares = ", ".join(f"{rank['rank']} ({100 * rank['share']:.1f} %)" for rank in path["ranks"][:_SHOWN])
     yield f"  on ranks  {shares}"

@@ -23,7 +23,14 @@ from prism_core.config import (
     parse_device,
 )
 from prism_core.environment import Placement
-from prism_core.errors import ConfigError, InterruptedRunError, PrismError, error_entry
+from prism_core.errors import (
+    ConfigError,
+    DeadlockError,
+    InterruptedRunError,
+    MismatchError,
+    PrismError,
+    error_entry,
+)
 from prism_core.launch import GroupResult, RankGroup, Seat, await_engine, failure_of
 from prism_core.perturb import perturbation_text
 from prism_core.replay import open_graph
@@ -81,6 +88,7 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
             failure = InterruptedRunError(interruption)
         notes = store.notes()
         found: dict[str, Any] = json.loads(session.finish())
+    failure = _explain(failure, found, graph.meta.get("iterations", ""))
     summary = {
         **found,
         "sandbox": sandbox,
@@ -110,6 +118,16 @@ def _make_run_folder(folder: Path) -> Path:
     for old in [*logs.glob("rank-*.log"), *folder.glob("*.json"), *folder.glob("report.html")]:
         old.unlink()
     return logs
+
+
+def _explain(failure: PrismError | None, found: dict[str, Any], recorded: str) -> PrismError | None:
+    """Adds to the engine's verdict that the program has got beyond the recorded iterations, if it has."""
+    if not isinstance(failure, (DeadlockError, MismatchError)) or not recorded.isdigit():
+        return failure
+    if all(rank["iterations"] < int(recorded) for rank in found["ranks"]):
+        return failure
+    hint = f"the graph has {recorded} iteration{'' if recorded == '1' else 's'} and the program went on"
+    return type(failure)(f"{failure}\n  {hint}: if later iterations differ from these, collect more iterations")
 
 
 def _notes(found: dict[str, Any]) -> list[str]:

@@ -176,17 +176,18 @@ def test_a_program_that_iterates_more_or_less_than_its_graph(
     for rank in document["ranks"]:
         times = rank["iteration_time_ns"]
         assert len(times) == iters
-        assert times[:3] == pytest.approx(replayed[: len(times[:3])], rel=0.003)
-        assert times[2:] == pytest.approx([replayed[-1]] * len(times[2:]), rel=0.003)
+        assert times[:3] == pytest.approx(replayed[:iters], rel=0.01)
+        assert times[3:] == pytest.approx([replayed[-1]] * (iters - 3 if iters > 3 else 0), rel=0.003)
 
 
-def test_a_graph_of_one_iteration_serves_many(
+def test_a_graph_that_lacks_the_second_kind_of_iteration_says_so(
     jobs: Callable[..., Any], prism: Callable[..., Any], tmp_path: Path
 ) -> None:
-    job = jobs(8, "--mode", "ddp", "--iters=1")
+    job = jobs(8, "--mode", "ddp", "--iters=1", ranks="5")  # DDP regroups its gradients once, in the second iteration
     program = [*job.program, "--iters=3"]
-    document = prism("emulate", job.graph, "--sandbox", "5", "-o", tmp_path / "run", "--", *program).document
-    assert len(document["ranks"][0]["iteration_time_ns"]) == 3
+    error = prism("emulate", job.graph, "--sandbox", "5", "-o", tmp_path / "run", "--", *program).error
+    assert error["kind"] == "DeadlockError"
+    assert "the graph has 1 iteration" in error["message"] and "collect more iterations" in error["message"]
 
 
 def test_a_device_that_is_not_known(job: Any, prism: Callable[..., Any], tmp_path: Path) -> None:

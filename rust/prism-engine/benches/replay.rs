@@ -15,13 +15,20 @@ use prism_engine::synthetic::TransformerStep;
 use prism_engine::units::SimTime;
 use std::collections::BTreeMap;
 use std::fs;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Asks this program for one size of the growth table.
+const SIZE: &str = "dp=";
 
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     let sections: [(&str, fn(&Profile)); 4] = [("ddp", ddp), ("live", live), ("step", step), ("growth", growth)];
     let profile = Profile::builtin("h100-sxm").expect("built in");
+    if let Some(dp) = wanted.iter().find_map(|wanted| wanted.strip_prefix(SIZE)) {
+        return one_size(&profile, dp.parse().expect("a number"));
+    }
     for (name, section) in sections {
         if wanted.is_empty() || wanted.iter().any(|wanted| wanted == name) {
             section(&profile);
@@ -61,33 +68,38 @@ fn step(profile: &Profile) {
     }
 }
 
-/// The step at growing size, every rank with its own speed.
-fn growth(profile: &Profile) {
+/// The step at growing size, every rank with its own speed; each size in a process of its own, for its memory.
+fn growth(_: &Profile) {
     println!(
-        "{:>6} {:>9} {:>9} {:>10} {:>9} {:>10} {:>9}", "ranks", "ops", "build ms", "replay ms", "M ops/s", "bytes/op", "RSS MB"
+        "{:>6} {:>9} {:>9} {:>10} {:>9} {:>10} {:>9}",
+        "ranks", "ops", "build ms", "replay ms", "M ops/s", "bytes/op", "RSS MB"
     );
+    let this = std::env::current_exe().expect("running");
     for dp in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024] {
-        let (graph, build) = (transformer(dp), cpu(|| transformer(dp)));
-        let slow = every_rank(graph.world_size());
-        let options = ReplayOptions { slow, ..ReplayOptions::new(profile.clone()) };
-        // The peak from here on.
-        fs::write("/proc/self/clear_refs", "5").expect("own process");
-        let before = peak_rss();
-        let first = replay(&graph, &options).expect("no deadlock");
-        let peak = peak_rss();
-        assert_eq!(first.ops_evaluated, graph.num_ops(), "every op is evaluated");
-        let taken = cpu(|| assert_eq!(replay(&graph, &options).as_ref(), Ok(&first), "the same result every time"));
-        println!(
-            "{:>6} {:>9} {:>9.1} {:>10.1} {:>9.1} {:>10.2} {:>9.0}",
-            graph.world_size(),
-            first.ops,
-            build.as_secs_f64() * 1e3,
-            taken.as_secs_f64() * 1e3,
-            first.ops as f64 / taken.as_secs_f64() / 1e6,
-            peak.saturating_sub(before) as f64 / first.ops as f64,
-            peak as f64 / 1e6,
-        );
+        let status = Command::new(&this).arg(format!("{SIZE}{dp}")).status().expect("can be started");
+        assert!(status.success(), "dp {dp}");
     }
+}
+
+fn one_size(profile: &Profile, dp: u32) {
+    let graph = transformer(dp);
+    let slow = every_rank(graph.world_size());
+    let options = ReplayOptions { slow, ..ReplayOptions::new(profile.clone()) };
+    let before = peak_rss();
+    let first = replay(&graph, &options).expect("no deadlock");
+    let peak = peak_rss();
+    assert_eq!(first.ops_evaluated, graph.num_ops(), "every op is evaluated");
+    let taken = cpu(|| assert_eq!(replay(&graph, &options).as_ref(), Ok(&first), "the same result every time"));
+    println!(
+        "{:>6} {:>9} {:>9.1} {:>10.1} {:>9.1} {:>10.2} {:>9.0}",
+        graph.world_size(),
+        first.ops,
+        cpu(|| transformer(dp)).as_secs_f64() * 1e3,
+        taken.as_secs_f64() * 1e3,
+        first.ops as f64 / taken.as_secs_f64() / 1e6,
+        (peak - before) as f64 / first.ops as f64,
+        peak as f64 / 1e6,
+    );
 }
 
 /// Runs something again and again; its CPU time on this thread. The kernel counts that in steps of some milliseconds.

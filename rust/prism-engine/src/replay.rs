@@ -39,7 +39,8 @@ impl ReplayOptions {
     /// Full speed, no contention.
     #[must_use]
     pub fn new(profile: Profile) -> Self {
-        Self { profile, slow: BTreeMap::new(), perturb: Perturbations::default(), symmetry: true, contention: Contention::None }
+        let (slow, perturb) = (BTreeMap::new(), Perturbations::default());
+        Self { profile, slow, perturb, symmetry: true, contention: Contention::None }
     }
 }
 

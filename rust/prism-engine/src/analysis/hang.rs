@@ -79,7 +79,7 @@ fn deadlock(waiting: &[Blocked]) -> Hang {
         (HangKind::Cycle, cycle.into_iter().map(|at| waiting[at].clone()).collect::<Vec<_>>())
     };
     let culprits = match kind {
-        HangKind::MissingCall => sorted(roots.iter().flat_map(|root| odd_ones(root).to_vec())),
+        HangKind::MissingCall => sorted(roots.iter().flat_map(odd_ones)),
         _ => sorted(roots.iter().map(|root| root.rank)),
     };
     let is_message = roots.iter().any(|root| is_message(&root.call));
@@ -177,7 +177,7 @@ fn mismatch(found: &Mismatch) -> Hang {
     }
     if found.sequence > 0 {
         let calls = if found.sequence == 1 { "the call before it agrees" } else { "the calls before it agree" };
-        cause.push_str(&format!("; {calls} in kind, size and type, which does not show that the tensors are the same"));
+        cause = format!("{cause}; {calls} in kind, size and type, which does not show that the tensors are the same");
     }
     let both = found.majority_ranks.iter().filter(|_| is_tie).chain(&found.minority_ranks).copied();
     Hang {

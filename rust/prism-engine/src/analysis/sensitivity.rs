@@ -115,11 +115,15 @@ fn slow_network(profile: &mut Profile, parameter: Parameter) -> f64 {
     let mut protocols: Vec<_> = network.ll.iter_mut().chain(network.ll128.iter_mut()).collect();
     match parameter {
         Parameter::NvlinkBandwidth => {
-            protocols.iter_mut().for_each(|own| _ = less(&mut own.nvlink_limit_bytes_per_s));
+            for own in &mut protocols {
+                less(&mut own.nvlink_limit_bytes_per_s);
+            }
             less(&mut profile.node.nvlink_bytes_per_s)
         }
         Parameter::NetworkBandwidth => {
-            protocols.iter_mut().for_each(|own| _ = less(&mut own.network_limit_bytes_per_s));
+            for own in &mut protocols {
+                less(&mut own.network_limit_bytes_per_s);
+            }
             less(&mut network.nic_bytes_per_s)
         }
         Parameter::NvlinkLatency => {
@@ -137,7 +141,9 @@ fn slow_network(profile: &mut Profile, parameter: Parameter) -> f64 {
             more(&mut network.latency_ns)
         }
         Parameter::CollectiveLaunch => {
-            protocols.iter_mut().for_each(|own| _ = more(&mut own.launch_ns));
+            for own in &mut protocols {
+                more(&mut own.launch_ns);
+            }
             more(&mut network.collective_launch_ns)
         }
         Parameter::RankSpeed { .. } | Parameter::ComputeClass { .. } => 0.0,

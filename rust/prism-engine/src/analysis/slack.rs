@@ -76,7 +76,7 @@ struct Open {
     limits: Vec<SimTime>,
 }
 
-/// Arrival moment a limit falls on, or the member's previous collective of the same launch.
+/// The recurrence on its way back: moments whose limits are known are ready, all others count what they still wait for.
 struct Backward<'a> {
     trace: &'a JobTrace,
     /// Number of each rank's first moment.
@@ -252,7 +252,7 @@ impl<'a> Backward<'a> {
             return vec![least - collective::uniform_cost(&shape, call); members];
         }
         let key = (shape.id, call.bytes, call.kind as u8, call.root);
-        let matrix = self.matrices.get(&key).map(Rc::clone).unwrap_or_else(|| {
+        let matrix = self.matrices.get(&key).cloned().unwrap_or_else(|| {
             let rows = (0..members).flat_map(|from| {
                 let mut arrivals = vec![NEVER; members];
                 arrivals[from] = SimTime::ZERO;

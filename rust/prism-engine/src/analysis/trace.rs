@@ -12,7 +12,7 @@ use crate::profile::Profile;
 use crate::replay::{Contention, ReplayOptions};
 use crate::sim::{Call, LaunchSpan, Peers, SimError, SimOptions, SimReport, Simulation, Span};
 use crate::units::SimTime;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -30,6 +30,9 @@ pub(crate) const NEVER: SimTime = SimTime(-(1 << 59));
 
 /// Durations by op, ascending.
 type Durations = Vec<(u32, SimTime)>;
+
+/// Times that several askers share.
+type Times = Rc<Vec<SimTime>>;
 
 /// A moment of one rank: a node of its plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -68,12 +71,10 @@ pub struct JobTrace {
     /// Slot of each member of each communicator.
     slots: Vec<Vec<SlotId>>,
     pub(crate) report: SimReport,
-    times: RefCell<BTreeMap<u32, Rc<Vec<SimTime>>>>,
-    ends: RefCell<BTreeMap<(u32, u64), Rc<Vec<SimTime>>>>,
+    times: RefCell<BTreeMap<u32, Times>>,
+    ends: RefCell<BTreeMap<(u32, u64), Times>>,
     shapes: RefCell<ShapePool>,
     scratch: RefCell<Scratch>,
-    /// Collectives evaluated, to tell what an analysis cost.
-    pub(crate) evaluations: Cell<u64>,
 }
 
 impl JobTrace {
@@ -120,7 +121,6 @@ impl JobTrace {
             ends: RefCell::default(),
             shapes: RefCell::new(ShapePool::new(options.profile.clone())),
             scratch: RefCell::default(),
-            evaluations: Cell::new(0),
         })
     }
 
@@ -152,7 +152,7 @@ impl JobTrace {
     }
 
     /// Time of every node of a rank. O(ops) unless the rank was asked for lately.
-    pub(crate) fn times(&self, rank: u32) -> Result<Rc<Vec<SimTime>>, SimError> {
+    pub(crate) fn times(&self, rank: u32) -> Result<Times, SimError> {
         if let Some(times) = self.times.borrow().get(&rank) {
             return Ok(Rc::clone(times));
         }
@@ -225,7 +225,7 @@ impl JobTrace {
     }
 
     /// When every member got out of a collective.
-    pub(crate) fn ends(&self, comm: u32, sequence: u64) -> Rc<Vec<SimTime>> {
+    pub(crate) fn ends(&self, comm: u32, sequence: u64) -> Times {
         if let Some(ends) = self.ends.borrow().get(&(comm, sequence)) {
             return Rc::clone(ends);
         }
@@ -260,7 +260,6 @@ impl JobTrace {
     pub(crate) fn completion(&self, comm: u32, sequence: u64, arrivals: &[SimTime]) -> Vec<SimTime> {
         let mut ends = vec![SimTime::ZERO; arrivals.len()];
         let (_, call) = self.call(comm, sequence);
-        self.evaluations.set(self.evaluations.get() + 1);
         collective::completion(&self.shape(comm), &call, arrivals, &mut ends, &mut self.scratch.borrow_mut());
         ends
     }
@@ -342,7 +341,9 @@ impl JobTrace {
         candidates.sort_by_key(|member| std::cmp::Reverse(arrivals[*member]));
         let explains = |among: &[usize]| {
             let mut only = vec![NEVER; arrivals.len()];
-            among.iter().for_each(|member| only[*member] = arrivals[*member]);
+            for member in among {
+                only[*member] = arrivals[*member];
+            }
             self.completion(comm, sequence, &only)[at] == end
         };
         if explains(&candidates[..1]) {

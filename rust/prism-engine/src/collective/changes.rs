@@ -132,11 +132,8 @@ impl Changes {
             let link = self.rules.link(self.state, &Hop { from: end, to: end, is_inside: true }).apply(shape.nvlink);
             (link.occupancy(bytes((share * (members - 1)).max(here - share))), link.latency)
         };
-        let (near, near_latency) = ranks
-            .iter()
-            .map(port)
-            .reduce(|most, other| (most.0.max(other.0), most.1.max(other.1)))
-            .unwrap_or_default();
+        let (near, near_latency) =
+            ranks.iter().map(port).reduce(|most, other| (most.0.max(other.0), most.1.max(other.1))).unwrap_or_default();
         if outside == 0 {
             return near + near_latency;
         }

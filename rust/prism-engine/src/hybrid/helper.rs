@@ -15,9 +15,9 @@ const NOTE: &str = "another process of the rank used the device: what it did the
 /// Serves its control requests. None of them can end the session.
 pub(super) fn control_loop(rank: u32, mut control: ControlChannel, state: &Mutex<State>) {
     while let Ok(Some((kind, payload))) = control.recv() {
-        let answer = Request::decode(kind, &payload).map_err(|error| error.to_string()).and_then(|request| {
-            state.lock().unwrap_or_else(PoisonError::into_inner).control_of_helper(rank, request)
-        });
+        let answer = Request::decode(kind, &payload)
+            .map_err(|error| error.to_string())
+            .and_then(|request| state.lock().unwrap_or_else(PoisonError::into_inner).control_of_helper(rank, request));
         let sent = match answer {
             Ok(payload) => control.answer(kind, &payload),
             Err(text) => control.refuse(&text),

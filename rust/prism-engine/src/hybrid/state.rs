@@ -90,11 +90,11 @@ impl State {
         }
     }
 
-    /// The connection of a process is over. One that did nothing (a helper which the program started before its own first
-    /// call, to ask what the device is) leaves the rank's place free.
+    /// The connection of a process is over. One that issued nothing (a helper which the program started before its own
+    /// first call, to ask what the device is) leaves the rank's place free.
     pub(crate) fn disconnect(&mut self, rank: u32) {
         let Some(process) = self.processes.get_mut(&rank) else { return };
-        let has_acted = process.num_records > 0 || !process.groups.is_empty() || !process.comms.is_empty();
+        let has_acted = process.last_host_ns > 0 || !process.groups.is_empty() || !process.comms.is_empty();
         if has_acted || process.exited.is_some() {
             self.end(rank, None);
         } else {

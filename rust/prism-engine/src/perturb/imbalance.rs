@@ -27,7 +27,9 @@ pub struct Imbalance {
 pub fn zipf(exponent: f64, count: usize, seed: Option<u64>) -> Vec<f64> {
     let mut weights: Vec<f64> = (1..=count).map(|place| 1.0 / power(place as f64, exponent)).collect();
     let mean = weights.iter().sum::<f64>() / count as f64;
-    weights.iter_mut().for_each(|weight| *weight /= mean);
+    for weight in &mut weights {
+        *weight /= mean;
+    }
     if let Some(seed) = seed {
         let mut random = Random::of(seed, &[]);
         for last in (1..count).rev() {

@@ -23,10 +23,7 @@ impl LinkChange {
     /// Both changes.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
-        Self {
-            bandwidth_factor: self.bandwidth_factor * other.bandwidth_factor,
-            latency: self.latency + other.latency,
-        }
+        Self { bandwidth_factor: self.bandwidth_factor * other.bandwidth_factor, latency: self.latency + other.latency }
     }
 
     /// The link after the change; at least 1 B/s is left.

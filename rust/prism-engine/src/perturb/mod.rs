@@ -233,8 +233,11 @@ impl Perturbations {
     pub(crate) fn network_reach(&self, end: &End) -> u64 {
         let hop = |is_inside| Hop { from: *end, to: *end, is_inside };
         let (inside, outside) = (hop(true), hop(false));
-        let reaches =
-            |rule: &dyn Rule| rule.link(&inside).is_some() || rule.link(&outside).is_some() || rule.size(end.rank) != 1.0;
+        let reaches = |rule: &dyn Rule| {
+            rule.link(&inside).is_some()
+                || rule.link(&outside).is_some()
+                || rule.size(end.rank).to_bits() != 1f64.to_bits()
+        };
         let bits = self.network_rules().enumerate().filter(|(_, rule)| reaches(*rule));
         bits.fold(0, |reach, (bit, _)| reach | 1 << bit)
     }

@@ -147,7 +147,8 @@ mod tests {
 
     #[test]
     fn patterns() {
-        let yes = [("gemm", "gemm"), ("*", ""), ("*gemm*", "a_gemm_b"), ("a*b*c", "aXbYc"), ("a*b", "abb"), ("**", "x")];
+        let yes =
+            [("gemm", "gemm"), ("*", ""), ("*gemm*", "a_gemm_b"), ("a*b*c", "aXbYc"), ("a*b", "abb"), ("**", "x")];
         yes.iter().for_each(|(pattern, text)| assert!(fits(pattern, text), "{pattern} {text}"));
         let no = [("gemm", "gemms"), ("*gemm", "gemms"), ("a*a", "a"), ("a*b*c", "acb"), ("", "x")];
         no.iter().for_each(|(pattern, text)| assert!(!fits(pattern, text), "{pattern} {text}"));

@@ -74,7 +74,8 @@ impl Perturbations {
                 ("slow", toml::Value::Table(table)) => {
                     let mut fields = Fields::of_kind(rules.len(), "slow", table, world);
                     for rank in fields.keys() {
-                        let factor = fields.float_in(&rank, |factor| factor > 0.0 && factor <= MAX_FACTOR, "above 0")?;
+                        let factor =
+                            fields.float_in(&rank, |factor| factor > 0.0 && factor <= MAX_FACTOR, "above 0")?;
                         let rank = fields.rank_named(&rank)?;
                         rules.push(Arc::new(Straggler { scope: Scope::of(RankSet::of([rank])), factor }));
                     }

@@ -215,8 +215,7 @@ impl Simulation {
         }
         let (dead, alive): (Vec<Rank>, Vec<Rank>) = blocked.missing.iter().partition(|rank| self.is_dead(**rank));
         blocked.dead = dead;
-        let (ended, running): (Vec<Rank>, Vec<Rank>) =
-            alive.into_iter().partition(|rank| self.has_rank_ended(*rank));
+        let (ended, running): (Vec<Rank>, Vec<Rank>) = alive.into_iter().partition(|rank| self.has_rank_ended(*rank));
         blocked.ended = ended;
         let never = running.into_iter().filter(|rank| !self.may_come(*rank, blocked));
         blocked.never = never.collect();
@@ -226,7 +225,9 @@ impl Simulation {
     /// because their programs are all there; all others may come.
     fn may_come(&self, rank: Rank, blocked: &Blocked) -> bool {
         let Some(graph) = self.graph.as_ref().filter(|_| self.live.is_empty()) else { return true };
-        let Some(slot) = graph.rank_slots(rank).iter().position(|own| *own == blocked.communicator) else { return false };
+        let Some(slot) = graph.rank_slots(rank).iter().position(|own| *own == blocked.communicator) else {
+            return false;
+        };
         let waits_for_message = blocked.call == "Send" || blocked.call == "Recv";
         let waiting = blocked.members.iter().position(|member| *member == blocked.rank.0);
         let is_such = |op: &Op| match op.kind {

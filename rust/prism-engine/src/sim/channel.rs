@@ -85,6 +85,12 @@ pub(super) struct Channels {
 }
 
 impl Channels {
+    /// Room for so many more.
+    pub(super) fn reserve(&mut self, more: usize) {
+        self.numbers.reserve(more);
+        self.channels.reserve(more);
+    }
+
     /// Number of a channel, made if it is new.
     pub(super) fn get(&mut self, key: Key, ranks: (u32, u32), is_alone: bool) -> u32 {
         *self.numbers.entry(key).or_insert_with(|| {

@@ -247,9 +247,7 @@ impl Simulation {
                 Some(record) => Pending::Done { record, at },
                 None => return self.answers.push((rank, ticket, Answer::Done(true))),
             },
-            Question::StreamDone { stream, at } => {
-                Pending::Done { record: program.record_for_question(stream), at }
-            }
+            Question::StreamDone { stream, at } => Pending::Done { record: program.record_for_question(stream), at },
             Question::Elapsed { from, to } => {
                 let (Some(first), Some(second)) = (program.latest_record(from), program.latest_record(to)) else {
                     let event = if program.latest_record(from).is_none() { from } else { to };

@@ -17,6 +17,9 @@
 //! *One answer.* No op chooses between peers and none branches on a time, so the order of evaluation cannot change a result
 //! (a Kahn network). The worklist, the order in which live ranks are fed and the splitting of roles are therefore free.
 //!
+//! *Symmetry.* Ranks of a role whose times have been equal so far may be evaluated as one ([`SimOptions::symmetry`],
+//! `symmetry.rs`).
+//!
 //! *Iterations of virtual ranks.* Beside live ranks, a virtual rank enters iteration `k` only when the lowest live rank has
 //! passed marker `k` (`gate.rs`), and repeats its last recorded iteration for as long as the live ranks iterate.
 //!
@@ -27,6 +30,7 @@ mod channel;
 mod error;
 mod gate;
 mod live;
+mod members;
 mod memo;
 mod network;
 mod perturbed;
@@ -56,9 +60,10 @@ use crate::perturb::{NameMask, Perturbations, World};
 use crate::profile::Profile;
 use gate::Gate;
 use live::LiveRank;
+use members::Positions;
 use network::{Network, Part};
 use perturbed::{NetworkRules, Perturber};
-use ports::Lanes;
+use ports::{Lanes, Ports};
 use program::Program;
 use role::Role;
 use speeds::Speeds;
@@ -105,7 +110,8 @@ impl SimOptions {
     /// All ranks virtual, at full speed.
     #[must_use]
     pub fn new(profile: Profile) -> Self {
-        Self { profile, slow: BTreeMap::new(), perturb: Perturbations::default(), live: Vec::new(), trace: false, symmetry: false }
+        let (slow, perturb) = (BTreeMap::new(), Perturbations::default());
+        Self { profile, slow, perturb, live: Vec::new(), trace: false, symmetry: false }
     }
 }
 
@@ -157,7 +163,7 @@ impl Simulation {
             programs: Vec::new(),
             roles: Vec::new(),
             places: vec![Place { role: NOWHERE, at: 0 }; world_size as usize],
-            network: Network::new(options.profile, world_size, network_rules),
+            network: Network::new(options.profile, network_rules),
             queue: VecDeque::new(),
             is_queued: Vec::new(),
             live: BTreeMap::new(),
@@ -185,6 +191,7 @@ impl Simulation {
     }
 
     fn add_virtual_ranks(&mut self, graph: &Graph, live: &[Rank]) -> Result<(), SimError> {
+        let positions = Positions::new(graph, |_, _, _| ());
         for comm in 0..graph.num_comms() {
             self.network.add_comm(graph.comm_members(crate::ids::CommId(comm as u32)).into(), None);
         }
@@ -206,7 +213,7 @@ impl Simulation {
                 }
                 self.gate.add_program(graph, template, self.programs.len(), &mut program)?;
                 self.programs.push(program);
-                self.add_role(graph, template, ranks)?;
+                self.add_role(graph, template, ranks, &positions)?;
             }
         }
         Ok(())
@@ -230,14 +237,17 @@ impl Simulation {
         ranks.iter().filter_map(|rank| self.slow.get(&Rank(*rank))).fold(1.0, |most, factor| most.max(*factor))
     }
 
-    fn add_role(&mut self, graph: &Graph, template: TemplateId, ranks: Vec<u32>) -> Result<(), SimError> {
+    fn add_role(&mut self, graph: &Graph, template: TemplateId, ranks: Vec<u32>, positions: &Positions) -> Result<(), SimError> {
         let speeds = Speeds::of(graph, &ranks, &self.slow)?;
         let num_slots = graph.template(template).num_slots() as usize;
         let id = self.roles.len() as u32;
         let mut role = Role::new(self.programs.len() - 1, ranks, Lanes::default(), speeds);
         for slot in 0..num_slots {
-            let comms = role.ranks.iter().map(|rank| graph.rank_slots(Rank(*rank))[slot]).collect();
-            role.add_slot(comms, &self.network);
+            let comms: Vec<u32> = role.ranks.iter().map(|rank| graph.rank_slots(Rank(*rank))[slot]).collect();
+            let members = comms.iter().zip(&role.ranks);
+            let place = |(comm, rank): (&u32, &u32)| self.network.base(*comm) + positions.of(*rank, slot);
+            let places = members.map(place).collect();
+            role.add_ports(comms, places, Ports::default());
             for (comm, count) in &role.slots[slot].parts {
                 let part = Part { role: id, slot: slot as u32, count: *count };
                 self.network.comms[*comm as usize].parts.push(part);
@@ -370,8 +380,7 @@ impl Simulation {
             let is_mixed = |ready: &Vec<bool>| ready.contains(&true) && ready.contains(&false);
             let ready = (0..role.slots.len()).map(|slot| role.ready(slot, &self.network));
             if let Some((slot, ready)) = ready.enumerate().find(|(_, ready)| is_mixed(ready)) {
-                let ready =
-                    if role.lanes.is_each() { ready } else { self.split_lanes_by_readiness(id, slot, &ready) };
+                let ready = if role.lanes.is_each() { ready } else { self.split_lanes_by_readiness(id, slot, &ready) };
                 self.split(id, &ready);
                 has_split = true;
             }
@@ -402,8 +411,10 @@ impl Simulation {
         self.deliver();
     }
 
-    /// Keeps when every rank came to and left every launch of communication: 24 bytes each. To be called before the run.
+    /// Keeps when every rank came to and left every launch of communication: 24 bytes each. To be called before the run, and
+    /// only where every rank is evaluated ([`SimOptions::symmetry`]).
     pub(crate) fn keep_launches(&mut self) {
+        assert!(self.symmetry.is_none(), "launches are kept rank by rank");
         self.tracer.keep_launches(self.world_size);
     }
 

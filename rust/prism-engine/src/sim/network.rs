@@ -103,8 +103,6 @@ pub(super) struct Network {
     pub(super) rules: Option<NetworkRules>,
     shapes: ShapePool,
     pub(super) comms: Vec<Comm>,
-    /// Communicator and group rank of each rank's memberships, ascending by communicator.
-    memberships: Vec<Vec<(u32, u32)>>,
     arrivals: Vec<SimTime>,
     ends: Vec<SimTime>,
     channels: Channels,
@@ -122,13 +120,12 @@ pub(super) struct Network {
 }
 
 impl Network {
-    pub(super) fn new(profile: Profile, world_size: u32, rules: Option<NetworkRules>) -> Self {
+    pub(super) fn new(profile: Profile, rules: Option<NetworkRules>) -> Self {
         Self {
             rules,
             shapes: ShapePool::new(profile.clone()),
             profile,
             comms: Vec::new(),
-            memberships: vec![Vec::new(); world_size as usize],
             arrivals: Vec::new(),
             ends: Vec::new(),
             channels: Channels::default(),
@@ -143,17 +140,6 @@ impl Network {
 
     /// Adds a communicator. `present` are the group ranks that will arrive, if the others are absent.
     pub(super) fn add_comm(&mut self, members: Arc<[u32]>, present: Option<Vec<u32>>) -> u32 {
-        let comm = self.comms.len() as u32;
-        for (group_rank, rank) in members.iter().enumerate() {
-            if present.as_ref().is_none_or(|present| present.binary_search(&(group_rank as u32)).is_ok()) {
-                self.memberships[*rank as usize].push((comm, group_rank as u32));
-            }
-        }
-        self.add_comm_of_ports(members, present)
-    }
-
-    /// Adds a communicator whose members' places are known to who uses them.
-    pub(super) fn add_comm_of_ports(&mut self, members: Arc<[u32]>, present: Option<Vec<u32>>) -> u32 {
         let comm = self.comms.len() as u32;
         let base = self.arrivals.len();
         self.arrivals.resize(base + members.len(), SimTime::ZERO);
@@ -176,13 +162,10 @@ impl Network {
         comm
     }
 
-    /// Group rank of a member that is present.
+    /// Group rank of a member. O(members).
     pub(super) fn group_rank(&self, comm: u32, rank: u32) -> u32 {
-        let memberships = &self.memberships[rank as usize];
-        let at = memberships
-            .binary_search_by_key(&comm, |(comm, _)| *comm)
-            .expect("only members have a slot for a communicator");
-        memberships[at].1
+        let mut members = self.comms[comm as usize].members.iter();
+        members.position(|member| *member == rank).expect("only members have a slot for a communicator") as u32
     }
 
     /// Place of a member in the tables.
@@ -192,7 +175,7 @@ impl Network {
 
     /// Adds a communicator in the state of `like`, member by member; its channels are made with its ports.
     pub(super) fn fork_comm(&mut self, like: u32, members: Arc<[u32]>) -> u32 {
-        let comm = self.add_comm_of_ports(members, None);
+        let comm = self.add_comm(members, None);
         let (known, new) = self.comms.split_at_mut(comm as usize);
         let (known, new) = (&known[like as usize], &mut new[0]);
         new.shape.clone_from(&known.shape);
@@ -295,6 +278,11 @@ impl Network {
         state.posted = 0;
         state.completed += 1;
         self.done.extend_from_slice(&state.parts);
+    }
+
+    /// So many channels will be asked for, some of them new.
+    pub(super) fn expect_channels(&mut self, count: usize) {
+        self.channels.reserve(count);
     }
 
     /// The channel of half a message of the member at `place`, to be used for all further ones to or from the same peer.

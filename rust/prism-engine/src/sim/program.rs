@@ -278,7 +278,8 @@ impl Program {
         let mut superseded = None;
         match op.kind {
             OpKind::Compute { duration, class, provenance, name } => {
-                let (iteration, names) = (self.num_iterations, self.names.get(name.index()).copied().unwrap_or_default());
+                let (iteration, names) =
+                    (self.num_iterations, self.names.get(name.index()).copied().unwrap_or_default());
                 self.issue(op.stream, number, Action::Compute { duration, class, provenance, iteration, names });
             }
             OpKind::Collective { slot, kind, dtype, reduce, root, count, group } => {

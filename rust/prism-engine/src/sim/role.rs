@@ -9,8 +9,8 @@
 //! evaluated in place of all others like them.
 
 use super::network::Network;
-use super::program::Program;
 use super::ports::{Lanes, Ports};
+use super::program::Program;
 use super::signature::Half;
 use super::speeds::Speeds;
 use super::vector;
@@ -254,17 +254,15 @@ impl Role {
             begins: self.begins.iter_mut().map(|(k, times)| (*k, part(times, moved))).collect(),
             ..Self::default()
         };
-        let moved_ports: Vec<Vec<bool>> =
-            self.slots.iter().map(|slot| slot.ports.marks(&moved_ranks)).collect();
+        let moved_ports: Vec<Vec<bool>> = self.slots.iter().map(|slot| slot.ports.marks(&moved_ranks)).collect();
         other.streams = self.streams.iter_mut().map(|stream| stream.split(moved)).collect();
         other.speeds = self.speeds.split(moved);
         other.lanes = self.lanes.split(moved);
         for (group, state) in &mut self.groups {
             let active = |at: usize| self.slots.iter().position(|slot| slot.active == Some((*group, at as u32)));
             let launches = state.launches.iter_mut().enumerate();
-            let launches = launches.map(|(at, launch)| {
-                launch.split(moved, active(at).map_or(moved, |slot| &moved_ports[slot]))
-            });
+            let launches =
+                launches.map(|(at, launch)| launch.split(moved, active(at).map_or(moved, |slot| &moved_ports[slot])));
             other.groups.insert(*group, GroupState { launches: launches.collect(), num_left: state.num_left });
         }
         let slots = self.slots.iter_mut().zip(&moved_ports);
@@ -354,6 +352,7 @@ impl Slot {
     pub(super) fn make_channels(&mut self, half: &Half, network: &mut Network) {
         self.channels.entry((half.peer, half.is_send)).or_insert_with(|| {
             let members = self.comms.iter().zip(&self.places);
+            network.expect_channels(self.comms.len());
             members.map(|(comm, place)| network.channel(*comm, *place, half)).collect()
         });
     }

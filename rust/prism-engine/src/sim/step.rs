@@ -1,9 +1,9 @@
 //! What one role can do by itself: run its streams and its host until each waits for something.
 
 use super::network::{Landed, Network, Request};
-use super::ports::Lanes;
 use super::perturbed::{PerturbedOp, Perturber};
-use super::program::{Action, Item, Launch, Program, SyncTarget, QUESTION};
+use super::ports::Lanes;
+use super::program::{Action, Item, Launch, Program, QUESTION, SyncTarget};
 use super::role::{GroupState, LaunchState, Record, Role};
 use super::speeds::Durations;
 use super::trace::Tracer;
@@ -38,7 +38,8 @@ impl Role {
     fn step_stream(&mut self, stream: usize, context: &mut Context<'_>) -> bool {
         let mut has_moved = false;
         while let Some(item) = context.program.item(stream, self.streams[stream].next).copied() {
-            if item.segment > self.segment || self.dies_before(stream, &item) || !self.step_item(stream, &item, context) {
+            if item.segment > self.segment || self.dies_before(stream, &item) || !self.step_item(stream, &item, context)
+            {
                 break;
             }
             self.streams[stream].next += 1;
@@ -121,7 +122,8 @@ impl Role {
                 for ((at, _), end) in few.iter().zip(ends) {
                     clock[*at as usize].0 = end;
                 }
-                let more = |(at, own): &(u32, SimTime)| i128::from(own.0 - duration.0) * self.lanes.weight(*at as usize);
+                let more =
+                    |(at, own): &(u32, SimTime)| i128::from(own.0 - duration.0) * self.lanes.weight(*at as usize);
                 i128::from(duration.0) * self.ranks.len() as i128 + few.iter().map(more).sum::<i128>()
             }
             Durations::Each(each, total) => {

@@ -16,12 +16,14 @@
 //! evaluates rank by rank.
 
 use super::Simulation;
+use super::members::Positions;
 use super::network::{Part, Request};
 use super::ports::{Lanes, Ports};
 use super::program::Program;
 use super::role::Role;
 use super::speeds::Speeds;
 use super::{Place, SimError};
+use crate::cost::comm::node_of;
 use crate::graph::Graph;
 use crate::ids::{CommId, Rank, TemplateId};
 use crate::profile::Profile;
@@ -51,10 +53,7 @@ pub(super) struct Symmetry {
     slots: Vec<u32>,
     /// By member: its node, numbered in order of first appearance in the communicator.
     spread: Vec<u32>,
-    /// By rank, where its slots begin in `positions`.
-    first_slot: Vec<usize>,
-    /// By rank and slot: the rank's place among the members.
-    positions: Vec<u32>,
+    positions: Positions,
     /// By communicator.
     kind_of: Vec<u32>,
     kinds: Vec<Kind>,
@@ -67,45 +66,37 @@ pub(super) struct Symmetry {
 impl Symmetry {
     fn new(graph: &Arc<Graph>, profile: &Profile) -> Self {
         let num_ranks = graph.world_size();
-        let mut first_slot = vec![0];
-        for rank in 0..num_ranks {
-            first_slot.push(first_slot[rank as usize] + graph.rank_slots(Rank(rank)).len());
-        }
-        let mut symmetry = Self {
-            graph: Arc::clone(graph),
-            first_member: vec![0],
-            slots: Vec::new(),
-            spread: Vec::new(),
-            positions: vec![0; first_slot[num_ranks as usize]],
-            first_slot,
-            kind_of: vec![0; graph.num_comms()],
-            kinds: Vec::new(),
-            lanes: vec![(0, 0); num_ranks as usize],
-            table: Vec::new(),
-        };
-        // The communicator in which a node was met last, and its number there.
+        let (mut slots, mut spread) = (Vec::new(), Vec::new());
+        // By node: the communicator in which it was met last, and its number there.
         let mut nodes = vec![(u32::MAX, 0); (num_ranks / profile.node.gpus) as usize + 1];
-        for comm in 0..graph.num_comms() as u32 {
-            symmetry.add_members(comm, profile, &mut nodes);
-        }
-        symmetry
-    }
-
-    fn add_members(&mut self, comm: u32, profile: &Profile, nodes: &mut [(u32, u32)]) {
-        let mut num_nodes = 0;
-        for (position, rank) in self.graph.comm_members(CommId(comm)).iter().enumerate() {
-            let slots = self.graph.rank_slots(Rank(*rank));
-            let slot = slots.iter().position(|own| *own == comm).expect("a graph's members have a slot");
-            self.slots.push(slot as u32);
-            self.positions[self.first_slot[*rank as usize] + slot] = position as u32;
-            let node = &mut nodes[crate::cost::comm::node_of(profile, *rank) as usize];
+        let (mut open, mut num_nodes) = (u32::MAX, 0);
+        let positions = Positions::new(graph, |comm, rank, slot| {
+            if std::mem::replace(&mut open, comm) != comm {
+                num_nodes = 0;
+            }
+            let node = &mut nodes[node_of(profile, rank) as usize];
             if node.0 != comm {
                 *node = (comm, num_nodes);
                 num_nodes += 1;
             }
-            self.spread.push(node.1);
+            slots.push(slot);
+            spread.push(node.1);
+        });
+        let mut first_member = vec![0];
+        for comm in 0..graph.num_comms() {
+            first_member.push(first_member[comm] + graph.comm_members(CommId(comm as u32)).len());
         }
-        self.first_member.push(self.slots.len());
+        Self {
+            graph: Arc::clone(graph),
+            first_member,
+            slots,
+            spread,
+            positions,
+            kind_of: vec![0; graph.num_comms()],
+            kinds: Vec::new(),
+            lanes: vec![(0, 0); num_ranks as usize],
+            table: Vec::new(),
+        }
     }
 
     fn members(&self, comm: u32) -> &[u32] {
@@ -128,8 +119,7 @@ impl Symmetry {
     fn divide(&self, comms: &[u32], is_asked: bool) -> Vec<Vec<u32>> {
         let mut groups: Vec<Vec<u32>> = Vec::new();
         let mut found: FxHashMap<u64, Vec<usize>> = FxHashMap::default();
-        let is_alike =
-            |a: u32, b: u32| self.word(a).eq(self.word(b)) && (!is_asked || self.is_congruent(a, b));
+        let is_alike = |a: u32, b: u32| self.word(a).eq(self.word(b)) && (!is_asked || self.is_congruent(a, b));
         for comm in comms {
             // Most are like the first.
             if groups.first().is_some_and(|group| is_alike(group[0], *comm)) {
@@ -152,7 +142,7 @@ impl Symmetry {
     /// Place in the network's tables that stands for a rank's in a slot.
     fn position(&self, rank: u32, slot: usize) -> (u32, u32) {
         let comm = self.graph.rank_slots(Rank(rank))[slot];
-        (self.kind_of[comm as usize], self.positions[self.first_slot[rank as usize] + slot])
+        (self.kind_of[comm as usize], self.positions.of(rank, slot))
     }
 }
 
@@ -185,7 +175,7 @@ impl Simulation {
         }
         let all: Vec<u32> = (0..graph.num_comms() as u32).collect();
         for comms in symmetry.divide(&all, true) {
-            let kind = self.network.add_comm_of_ports(symmetry.members(comms[0]).into(), None);
+            let kind = self.network.add_comm(symmetry.members(comms[0]).into(), None);
             comms.iter().for_each(|comm| symmetry.kind_of[*comm as usize] = kind);
             symmetry.kinds.push(Kind { comms });
         }
@@ -200,7 +190,8 @@ impl Simulation {
         let mut firsts = Vec::new();
         let lane_of = |rank: &u32| {
             let factor = self.slow.get(&Rank(*rank)).map_or(1f64.to_bits(), |factor| factor.to_bits());
-            *known.entry((factor, self.perturber.rules().touches(Rank(*rank)), graph.rank_overrides(Rank(*rank)).collect())).or_insert_with(|| {
+            let changes = self.perturber.rules().touches(Rank(*rank));
+            *known.entry((factor, changes, graph.rank_overrides(Rank(*rank)).collect())).or_insert_with(|| {
                 firsts.push(*rank);
                 firsts.len() as u32 - 1
             })

@@ -72,7 +72,9 @@ impl Tracer {
     pub(super) fn take_launches(&mut self) -> Vec<Vec<LaunchSpan>> {
         let mut launches = self.launches.as_mut().map(std::mem::take).unwrap_or_default();
         // Stable: what is nearly in order is sorted in one pass.
-        launches.iter_mut().for_each(|own| own.sort_by_key(|span| span.op));
+        for own in &mut launches {
+            own.sort_by_key(|span| span.op);
+        }
         launches
     }
 

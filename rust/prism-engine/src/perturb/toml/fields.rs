@@ -151,7 +151,8 @@ impl Fields {
 
     pub(super) fn strings(&mut self, key: &str) -> Found<Option<Vec<String>>> {
         let Some(value) = self.take(key) else { return Ok(None) };
-        let texts = value.as_array().and_then(|items| items.iter().map(|item| item.as_str().map(str::to_owned)).collect());
+        let texts =
+            value.as_array().and_then(|items| items.iter().map(|item| item.as_str().map(str::to_owned)).collect());
         match texts {
             Some(texts) if !Vec::is_empty(&texts) => Ok(Some(texts)),
             _ => Err(self.wrong(key, "a list of names", &value)),
@@ -187,13 +188,16 @@ impl Fields {
                 let rank = |item: &Value| self.rank(self.integer_of("ranks", item)?);
                 items.iter().map(rank).collect::<Found<_>>()?
             }
-            Some(other) => return Err(self.wrong("ranks", "a list of ranks, or a text like \"0-7,64\" or \"all\"", &other)),
+            Some(other) => {
+                return Err(self.wrong("ranks", "a list of ranks, or a text like \"0-7,64\" or \"all\"", &other));
+            }
         };
         for node in self.integers("nodes")?.unwrap_or_default() {
             let World { size, gpus, .. } = self.world;
             let nodes = size.div_ceil(gpus);
             let node = u32::try_from(node).ok().filter(|node| *node < nodes);
-            let node = node.ok_or_else(|| self.error(format!("`nodes`: the world has {nodes} nodes, 0 to {}", nodes - 1)))?;
+            let node =
+                node.ok_or_else(|| self.error(format!("`nodes`: the world has {nodes} nodes, 0 to {}", nodes - 1)))?;
             ranks.extend(node * gpus..(node * gpus).saturating_add(gpus).min(size));
         }
         if let Some(mut stride) = self.table("stride")? {

@@ -224,7 +224,7 @@ fn sim_07_a_member_that_never_calls() {
 
 #[test]
 fn slow_01_the_rank_that_waits_least() {
-    let program = vec![compute(100), call(0, CollectiveKind::AllReduce, DataType::Uint8, 80_000_000)];
+    let program = [compute(100), call(0, CollectiveKind::AllReduce, DataType::Uint8, 80_000_000)];
     let mut builder = GraphBuilder::new(8);
     builder.intern_name("work");
     let comm = builder.add_comm((0..8).map(Rank).collect());
@@ -266,9 +266,12 @@ fn slow_01_the_rank_that_waits_least() {
     assert_eq!(slack.by_rank[5][0], (0, SimTime::ZERO));
 
     // 0.1 % of 130 ms, of nothing, and of 10 ms.
-    use Parameter as P;
-    let parameters =
-        [P::RankSpeed { rank: Rank(5) }, P::RankSpeed { rank: Rank(0) }, P::NvlinkBandwidth, P::NetworkBandwidth];
+    let parameters = [
+        Parameter::RankSpeed { rank: Rank(5) },
+        Parameter::RankSpeed { rank: Rank(0) },
+        Parameter::NvlinkBandwidth,
+        Parameter::NetworkBandwidth,
+    ];
     let found = sensitivities(&graph, &options, 0, &parameters).expect("complete");
     let changes: Vec<i64> = found.iter().map(|found| found.change_ns).collect();
     assert_eq!((changes[0], changes[1], changes[3]), (130_000, 0, 0));

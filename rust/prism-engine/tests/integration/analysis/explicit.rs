@@ -129,7 +129,9 @@ impl RankWriter<'_> {
             }
             let own =
                 if let OpKind::Compute { duration: own, .. } = op.kind { duration(i, own) } else { SimTime::ZERO };
-            needs.into_iter().for_each(|need| self.edge(need, Node::End(self.rank, i), own));
+            for need in needs {
+                self.edge(need, Node::End(self.rank, i), own);
+            }
         }
     }
 
@@ -145,7 +147,9 @@ impl RankWriter<'_> {
                 .find(|j| slot_of(&self.ops[*j]) == slot)
                 .map(|j| Node::Over(self.rank, self.launch(j))),
         );
-        needs.into_iter().for_each(|need| self.edge(need, arrive, SimTime::ZERO));
+        for need in needs {
+            self.edge(need, arrive, SimTime::ZERO);
+        }
         self.edge(arrive, over, SimTime::ZERO);
         self.edge(Node::End(self.rank, i), over, SimTime::ZERO);
     }
@@ -183,20 +187,20 @@ impl Explicit {
                 let members = graph.comm_members(CommId(comm));
                 let me = members.iter().position(|member| *member == rank).expect("a member") as u32;
                 let end = Node::End(rank, i);
-                match op.kind {
-                    OpKind::PointToPoint { is_send, peer, .. } => {
-                        let key = if is_send { (comm, me, peer) } else { (comm, peer, me) };
-                        let count = counts.entry(key).or_default();
-                        let from = Node::Arrive(rank, writer.launch(i));
-                        messages.entry((key.0, key.1, key.2, *count)).or_default().push((me, from, end, *op));
-                        *count += 1;
+                let (key, from) = match op.kind {
+                    OpKind::PointToPoint { is_send: true, peer, .. } => {
+                        ((comm, me, peer), Node::Arrive(rank, writer.launch(i)))
                     }
-                    _ => {
-                        let count = counts.entry((comm, u32::MAX, 0)).or_default();
-                        calls.entry((comm, *count)).or_default().push((me, writer.call_from(i), end, *op));
-                        *count += 1;
-                    }
+                    OpKind::PointToPoint { peer, .. } => ((comm, peer, me), Node::Arrive(rank, writer.launch(i))),
+                    _ => ((comm, u32::MAX, 0), writer.call_from(i)),
+                };
+                let count = counts.entry(key).or_default();
+                if key.1 == u32::MAX {
+                    calls.entry((comm, *count)).or_default().push((me, from, end, *op));
+                } else {
+                    messages.entry((key.0, key.1, key.2, *count)).or_default().push((me, from, end, *op));
                 }
+                *count += 1;
             }
         }
         for ((comm, _), sides) in calls {

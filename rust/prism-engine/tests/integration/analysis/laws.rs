@@ -1,12 +1,14 @@
 //! What must hold for every job.
 
 use super::explicit::{Explicit, Node};
+use crate::perturb::rules;
 use crate::sim::jobs::{Job, job, profile};
 use prism_engine::analysis::{JobTrace, Parameter, Path, STEP, Slack, Spent, sensitivities};
 use prism_engine::graph::op::OpKind;
 use prism_engine::graph::{Graph, GraphBuilder};
 use prism_engine::ids::{CommId, NameId, Rank, TemplateId};
 use prism_engine::replay::{ReplayOptions, replay, replay_ranks};
+use prism_engine::synthetic::TransformerStep;
 use prism_engine::units::SimTime;
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -202,4 +204,32 @@ proptest! {
             prop_assert!(waited.as_ps() >= in_account, "rank {} {} {}", rank, waited.as_ps(), in_account);
         }
     }
+
+    /// Durations that depend on the op, the iteration and the time: those of the replay count.
+    #[test]
+    fn perturbed_jobs_are_explained_as_well(job in job()) {
+        let text = "[[perturb]]\nkind = \"straggler\"\nranks = [0]\nfactor = 1.7\niterations = [0, 1]\n\
+                    [[perturb]]\nkind = \"jitter\"\nranks = [0]\ndistribution = \"normal\"\nmean = 1\nstd = 0.1\n\
+                    mode = \"multiply\"\nseed = 1\n";
+        let perturb = rules(job.world_size(), text);
+        let (graph, options) = (job.graph(), ReplayOptions { perturb, ..options(&job) });
+        let trace = JobTrace::record(&graph, &options).expect("no deadlock");
+        let times = replay(&graph, &options).expect("no deadlock").iteration_time_ns;
+        for (iteration, time) in times.iter().enumerate() {
+            let path = trace.critical_path(iteration).expect("known").expect("there");
+            prop_assert!(is_whole(&path), "{:?}", path);
+            prop_assert_eq!(path.total_ns(), (*time).max(0));
+        }
+        let slack = trace.slack().expect("small");
+        prop_assert!(slack.by_rank.iter().flatten().all(|(_, slack)| *slack >= SimTime::ZERO));
+    }
+}
+
+#[test]
+fn changed_links_are_refused_by_name() {
+    let text = "[[perturb]]\nkind = \"slow-link\"\nranks = [0]\nbandwidth_factor = 0.5\n";
+    let graph = Arc::new(TransformerStep { tp: 2, pp: 1, ..TransformerStep::default() }.graph().expect("valid"));
+    let options = ReplayOptions { perturb: rules(2, text), ..ReplayOptions::new(profile()) };
+    let error = JobTrace::record(&graph, &options).err().expect("refused");
+    assert_eq!(error.to_string(), "an analysis of changed links or message sizes is not available");
 }

@@ -41,7 +41,10 @@ fn a_time_of_death_cuts_off_what_has_not_ended() {
     for (ns, sequence) in [(50_000, 0), (after_first - 1, 0), (after_first + 99_999, 1), (ends[0] - 1, 2)] {
         let (_, waiting) = deadlock(4, &training(), &die(ns));
         assert_eq!((waiting[0].sequence, waiting[0].rank), (sequence, Rank(0)), "at {ns}");
-        assert_eq!((waiting[0].dead.clone(), waiting[0].waiting.clone()), (vec![Rank(1)], [0, 2, 3].map(Rank).to_vec()));
+        assert_eq!(
+            (waiting[0].dead.clone(), waiting[0].waiting.clone()),
+            (vec![Rank(1)], [0, 2, 3].map(Rank).to_vec())
+        );
     }
     // Who lives to the end is missed by nobody.
     assert_eq!(ends_ns(&job(4, &training()), &die(ends[0])), ends);
@@ -90,7 +93,7 @@ fn nobody_misses_a_rank_that_dies_alone() {
     let ops = [op(0, compute(100, ComputeClass::Gemm, 0)), op(0, compute(100, ComputeClass::Gemm, 0))];
     let text = "[[perturb]]\nkind = \"rank-death\"\nrank = 1\ntime_ns = 150000";
     assert_eq!(ends_ns(&job(3, &ops), text), [200_000, 100_000, 200_000], "its second op does not happen");
-    assert_eq!(rules(3, text).deaths(Rank(1)).0.map(|time| time.as_ns()), Some(150_000));
+    assert_eq!(rules(3, text).deaths(Rank(1)).0.map(prism_engine::units::SimTime::as_ns), Some(150_000));
 }
 
 #[test]

@@ -114,7 +114,8 @@ fn a_dead_live_rank_is_not_answered() {
         (format!("time_ns = {}", (iteration + SimTime::from_ns(50_000)).as_ns()), 1),
         (format!("time_ns = {}", iteration.as_ns() - 10), 0),
     ] {
-        let (answers, simulation) = answers_before_death(&format!("[[perturb]]\nkind = \"rank-death\"\nrank = 1\n{text}"));
+        let (answers, simulation) =
+            answers_before_death(&format!("[[perturb]]\nkind = \"rank-death\"\nrank = 1\n{text}"));
         assert_eq!(answers, alive, "{text}");
         assert!(simulation.is_dead(Rank(1)) && !simulation.is_dead(Rank(0)), "{text}");
         let blocked = simulation.blocked();

@@ -38,7 +38,10 @@ fn a_slow_port_slows_the_ring_as_chunk_by_chunk() {
     let choice = collective::choice(&shape, &whole);
     assert_eq!(format!("{choice:?}"), "Choice { algorithm: Ring, protocol: Simple }");
     let link = Link::nvlink(&profile);
-    let slow = Link { bytes_per_s: (link.bytes_per_s as f64 * 0.25).round() as u64, latency: link.latency + SimTime::from_ns(500) };
+    let slow = Link {
+        bytes_per_s: (link.bytes_per_s as f64 * 0.25).round() as u64,
+        latency: link.latency + SimTime::from_ns(500),
+    };
     let slices = profile.network.ring_slices_per_step;
     let part = bytes / 4;
     let loops = part.div_ceil(profile.network.ring_step_bytes);
@@ -184,7 +187,10 @@ fn exchanges_of_messages_and_expert_compute_are_scaled() {
     let more = (link.occupancy(2 << 24) - link.occupancy(1 << 24)).as_ns();
     // Everybody exchanges with rank 1; only rank 1 computes more.
     let differences: Vec<i64> = hot.iter().zip(&healthy).map(|(hot, healthy)| hot - healthy).collect();
-    assert!(differences.iter().zip([0, 100_000, 0]).all(|(found, compute)| (found - more - compute).abs() <= 1), "{differences:?} {more}");
+    assert!(
+        differences.iter().zip([0, 100_000, 0]).all(|(found, compute)| (found - more - compute).abs() <= 1),
+        "{differences:?} {more}"
+    );
     // Two ranks are a pair, not an exchange.
     let pair = "[[perturb]]\nkind = \"imbalance\"\nranks = [1]\nfactor = 2\n";
     let mut builder = prism_engine::graph::GraphBuilder::new(2);

@@ -25,7 +25,10 @@ fn what_is_unknown_is_named() {
         ("ranks = [0]", "`kind` is missing"),
         ("kind = 5", "`kind` is 5"),
         ("kind = \"straggler\"\nranks = [0]", "`factor` is missing"),
-        ("kind = \"straggler\"\nranks = [0]\nfactor = 2\nfacto = 1", "unknown key `facto`; there are classes, factor, "),
+        (
+            "kind = \"straggler\"\nranks = [0]\nfactor = 2\nfacto = 1",
+            "unknown key `facto`; there are classes, factor, ",
+        ),
         ("kind = \"straggler\"\nranks = [0, 16]\nfactor = 2", "rank 16 does not exist: the world has 16 ranks"),
         ("kind = \"straggler\"\nranks = [-1]\nfactor = 2", "`ranks` must be a whole number from 0, not -1"),
         ("kind = \"straggler\"\nranks = \"3-x\"\nfactor = 2", "\"x\" is not a rank"),
@@ -39,12 +42,18 @@ fn what_is_unknown_is_named() {
         ("kind = \"straggler\"\nranks = [0]\nfactor = 0", "`factor` must be above 0 and at most 1e6, not 0"),
         ("kind = \"straggler\"\nranks = [0]\nfactor = nan", "`factor` must be a number, not NaN"),
         ("kind = \"straggler\"\nranks = [0]\nfactor = \"2\"", "`factor` must be a number, not \"2\""),
-        ("kind = \"straggler\"\nranks = [0]\nfactor = 2\nclasses = [\"gem\"]", "`classes` has \"gem\"; there are kernel, gemm"),
+        (
+            "kind = \"straggler\"\nranks = [0]\nfactor = 2\nclasses = [\"gem\"]",
+            "`classes` has \"gem\"; there are kernel, gemm",
+        ),
         ("kind = \"straggler\"\nranks = [0]\nfactor = 2\nnames = \"x\"", "`names` must be a list of names"),
         ("kind = \"straggler\"\nranks = [0]\nfactor = 2\niterations = [3, 3]", "`iterations` must be [from, to]"),
         ("kind = \"straggler\"\nranks = [0]\nfactor = 2\niterations = [3]", "`iterations` must be [from, to]"),
         ("kind = \"straggler\"\nranks = [0]\nfactor = 2\niterations = [0, 9999999999]", "at most 4294967295"),
-        ("kind = \"straggler\"\nranks = [0]\nfactor = 2\ntime_ns = [0, 9223372036854775807]", "`time_ns` must be at most"),
+        (
+            "kind = \"straggler\"\nranks = [0]\nfactor = 2\ntime_ns = [0, 9223372036854775807]",
+            "`time_ns` must be at most",
+        ),
         ("kind = \"jitter\"\nranks = [0]\ndistribution = \"cauchy\"", "`distribution` is \"cauchy\"; there are normal"),
         (
             "kind = \"jitter\"\nranks = [0]\ndistribution = \"normal\"\nmean = 1\nstd = 1\nlow = 2\nmode = \"add\"\nseed = 1",
@@ -67,7 +76,10 @@ fn what_is_unknown_is_named() {
         ("kind = \"slow-link\"\nnodes = [0]\nnics = [1]\nscope = \"intra\"\nbandwidth_factor = 0.5", "must be inter"),
         ("kind = \"slow-link\"\nranks = [0]\nscope = \"outer\"\nbandwidth_factor = 0.5", "`scope` is \"outer\""),
         ("kind = \"imbalance\"\nranks = [0]", "one of `factor`, `factors` and `zipf` must be given"),
-        ("kind = \"imbalance\"\nranks = [0]\nfactor = 1\nzipf = 1", "one of `factor`, `factors` and `zipf` must be given"),
+        (
+            "kind = \"imbalance\"\nranks = [0]\nfactor = 1\nzipf = 1",
+            "one of `factor`, `factors` and `zipf` must be given",
+        ),
         ("kind = \"imbalance\"\nranks = [0, 1]\nfactors = [1]", "`factors` has 1 entries for 2 ranks"),
         ("kind = \"imbalance\"\nranks = [0, 0]\nfactors = [1, 2]", "`ranks` names a rank twice"),
         ("kind = \"imbalance\"\nranks = [0, 1]\nfactors = [1, -1]", "`factors` has -1"),
@@ -91,7 +103,9 @@ fn thermal_numbers_must_make_sense() {
     assert!(with("[1.0, 0.5]", "[1.0, 1.0]").contains("`clocks` must fall from 1.0"));
     assert!(with("[1.0, 0.5]", "[1.0, 0.0]").contains("`clocks` must fall from 1.0"));
     assert!(with("= 100000", "= 99").contains("`period_ns` must be 100000"));
-    assert!(with("power_w = 500", "power_w = 500\nclass_power_w = { gem = 1 }").contains("unknown key `class_power_w.gem`"));
+    assert!(
+        with("power_w = 500", "power_w = 500\nclass_power_w = { gem = 1 }").contains("unknown key `class_power_w.gem`")
+    );
     assert!(with("resistance_c_per_w = 0.1\n", "").contains("`resistance_c_per_w` is missing"));
 }
 

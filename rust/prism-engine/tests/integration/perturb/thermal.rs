@@ -27,7 +27,11 @@ fn by_small_steps(runs: &[(f64, f64)]) -> Vec<f64> {
             let clock: f64 = clocks[level];
             let power = if idle > 0 { 0.0 } else { 500.0 * clock.powi(3) };
             temperature += DT * (power - (temperature - 30.0) / 0.1) / 10.0;
-            if idle > 0 { idle -= 1 } else { left -= DT * clock }
+            if idle > 0 {
+                idle -= 1;
+            } else {
+                left -= DT * clock;
+            }
             ticks += 1;
             if ticks % 10_000 == 0 {
                 if temperature >= 70.0 {

@@ -5,5 +5,5 @@ pub(crate) mod jobs;
 pub(crate) mod laws;
 pub(crate) mod live;
 pub(crate) mod reference;
-mod synthetic;
 mod symmetry;
+mod synthetic;

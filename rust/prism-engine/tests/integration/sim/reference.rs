@@ -225,7 +225,8 @@ pub(crate) fn evaluate_changed(
                 if slot_of(&state.ops[i]).is_some() {
                     has_changed |= communicate(graph, profile, state, i, &mut calls, &mut messages);
                 }
-                state.end[i] = if slot_of(&state.ops[i]).is_some() { state.launch_end(i) } else { state.local_end(i, change) };
+                state.end[i] =
+                    if slot_of(&state.ops[i]).is_some() { state.launch_end(i) } else { state.local_end(i, change) };
                 has_changed |= state.end[i].is_some();
             }
         }
