@@ -7,10 +7,9 @@ count (a pipeline stage does what its position says); others only when the check
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from prism_core.errors import RoleError
@@ -99,10 +98,6 @@ def distinctions(positions: Positions, base: int, p2p_ordinals: Sequence[int], g
     return ways
 
 
-def _stand_in(distinction: Distinction, representatives: dict[RoleKey, int], rank: int) -> int:
-    return representatives[distinction.key_of(rank)]
-
-
 @dataclass(slots=True)
 class Roles:
     """Who stands for whom.
@@ -167,14 +162,13 @@ class RoleFinder:
             representatives = self._represent(distinction, base)
             if representatives is None:
                 continue
-            assignment = self._assign(distinction, representatives)
-            inferred = [rank for rank in range(self.world_size) if assignment[rank] != rank]
-            drawn = generator.sample(inferred, min(self.num_verified, len(inferred)))
+            stand_ins = self._stand_ins(distinction, representatives)
+            drawn = self._draw(generator, stand_ins)
             self._run(drawn)
             verified.update(drawn)
-            problem = self._first_difference(sorted(verified), partial(_stand_in, distinction, representatives))
+            problem = self._first_difference(sorted(verified), stand_ins)
             if not problem:
-                return self._roles(self._assign(distinction, representatives), sorted(verified), distinction.name)
+                return self._roles(self._assign(stand_ins), sorted(verified), distinction.name)
         raise RoleError(
             f"ranks that look equal are not: {problem or 'there are too many roles to run one rank of each'}; "
             "collect with --ranks all, or name the ranks to run"
@@ -205,16 +199,61 @@ class RoleFinder:
 
         return min(ranks, key=cost)
 
-    def _assign(self, distinction: Distinction, representatives: dict[RoleKey, int]) -> list[int]:
-        return [
-            rank if rank in self.recordings else representatives[distinction.key_of(rank)]
-            for rank in range(self.world_size)
-        ]
+    def _stand_ins(self, distinction: Distinction, representatives: dict[RoleKey, int]) -> list[int]:
+        """For every rank the rank that stands for it if it is not run itself."""
+        stand_ins = [representatives[distinction.key_of(rank)] for rank in range(self.world_size)]
+        if self.may_add:
+            for end in (0, self.world_size - 1):
+                self._explain_end(end, distinction, stand_ins)
+        return stand_ins
 
-    def _first_difference(self, verified: Sequence[int], stand_in: Callable[[int], int]) -> str:
+    def _explain_end(self, end: int, distinction: Distinction, stand_ins: list[int]) -> None:
+        """Finds out whether an end of the job that differs from its stand-in is alone, or one of many.
+
+        A sharded dimension smaller than the job gives rows to the first ranks and none to the others: then all ranks
+        from the end up to some boundary differ. Bisection finds it.
+        """
+        representative = stand_ins[end]
+        step = 1 if end < representative else -1
+        key = distinction.key_of(end)
+        between = [rank for rank in range(end, representative + step, step) if distinction.key_of(rank) == key]
+        if end not in self.recordings or self._is_like(end, representative) or len(between) < 3:
+            return
+        differs, same = 1, len(between) - 1
+        self._run([between[differs]])
+        if self._is_like(between[differs], representative):
+            return  # the end alone is special, and stands for nobody else
+        while same - differs > 1 and len(self.recordings) < MAX_REPRESENTATIVES:
+            middle = (differs + same) // 2
+            self._run([between[middle]])
+            if self._is_like(between[middle], representative):
+                same = middle
+            else:
+                differs = middle
+        nearest = between[1]
+        for rank in between[1 : differs + 1]:
+            nearest = rank if rank in self.recordings else nearest
+            stand_ins[rank] = nearest
+
+    def _is_like(self, rank: int, other: int) -> bool:
+        equal: bool = self.recordings[rank].digest() == self.recordings[other].digest()
+        return equal
+
+    def _draw(self, generator: random.Random, stand_ins: Sequence[int]) -> list[int]:
+        """Ranks to check: some of all that are inferred, and as many of those for whom not the typical rank stands."""
+        inferred = [rank for rank in range(self.world_size) if rank not in self.recordings]
+        usual = Counter(stand_ins).most_common(1)[0][0]
+        unusual = [rank for rank in inferred if stand_ins[rank] != usual] if self.num_verified else []
+        drawn = generator.sample(inferred, min(self.num_verified, len(inferred)))
+        return sorted({*drawn, *generator.sample(unusual, min(self.num_verified, len(unusual)))})
+
+    def _assign(self, stand_ins: Sequence[int]) -> list[int]:
+        return [rank if rank in self.recordings else stand_ins[rank] for rank in range(self.world_size)]
+
+    def _first_difference(self, verified: Sequence[int], stand_ins: Sequence[int]) -> str:
         for rank in verified:
-            mine, other = self.recordings[rank], self.recordings[stand_in(rank)]
-            if mine.digest() != other.digest():
+            mine, other = self.recordings[rank], self.recordings[stand_ins[rank]]
+            if not self._is_like(rank, stand_ins[rank]):
                 difference = mine.difference(other) or "their digests differ"
                 return f"rank {rank} is not like rank {other.rank} ({difference})"
         return ""

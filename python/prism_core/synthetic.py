@@ -31,9 +31,10 @@ def transformer_step(
 ) -> _native.Graph:
     """One training step of a transformer with tensor, data, pipeline and expert parallelism.
 
-    Rank `tp + TP * (dp + DP * pp)`. The pipeline schedule is 1F1B. Forward of a microbatch: receive the activation, then twice
-    per layer compute and a tensor-parallel all-reduce, then send without waiting. Backward the same with gradients. At the
-    end one data-parallel all-reduce. With experts, the second half of a layer stands between two all-to-alls.
+    Rank `tp + TP * (dp + DP * pp)`. The pipeline schedule is 1F1B. Forward of a microbatch: receive the activation,
+    then twice per layer compute and a tensor-parallel all-reduce, then send without waiting. Backward the same with
+    gradients. At the end one data-parallel all-reduce. With experts, the second half of a layer stands between two
+    all-to-alls.
 
     Args:
         dp: Data-parallel degree.
@@ -54,8 +55,8 @@ def transformer_step(
         bytes_per_s: Bandwidth of a rank's network card in one direction, bytes per second.
 
     Returns:
-        The graph. Unless a profile is given, it is replayed on the flat network of `latency_ns` and `bytes_per_s`: every rank is a
-        node with one card, and collectives are plain rings.
+        The graph. Unless a profile is given, it is replayed on the flat network of `latency_ns` and `bytes_per_s`:
+        every rank is a node with one card, and collectives are plain rings.
 
     Raises:
         ConfigError: A number is out of range or degrees do not fit together; the message names it.

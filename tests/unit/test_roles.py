@@ -58,7 +58,29 @@ def test_ranks_that_were_run_stand_for_themselves() -> None:
     search = finder(64, lambda rank: "first" if rank == 0 else "ddp")
     roles = infer(search, [], [])
     assert all(roles.assignment[rank] == rank for rank in search.recordings)
-    assert roles.assignment[1] == 32, "rank 0 is special and stands for nobody else"
+    assert set(search.recordings) >= {0, 1, 32}, "rank 1 is run to see whether rank 0 is alone"
+    assert roles.assignment[2] == 32, "rank 0 is special and stands for nobody else"
+
+
+@pytest.mark.parametrize(("world_size", "boundary"), [(8192, 512), (8192, 8000), (1024, 17), (64, 2)])
+def test_ranks_that_hold_no_shard_differ_from_those_that_do(world_size: int, boundary: int) -> None:
+    """512 rows over 8,192 ranks: a row for each of the first, nothing for the others."""
+
+    def program_of(rank: int) -> str:
+        return "row" if rank < boundary else "no row"
+
+    search = finder(world_size, program_of)
+    roles = infer(search, [], [])
+    assert [program_of(rank) for rank in roles.assignment] == [program_of(rank) for rank in range(world_size)]
+    assert len(search.recordings) <= 24
+
+
+def test_a_rank_at_the_boundary_may_be_unlike_both_sides() -> None:
+    def program_of(rank: int) -> str:
+        return "rows" if rank < 511 else "half a row" if rank == 511 else "no row"
+
+    roles = infer(finder(8192, program_of), [], [])
+    assert [program_of(rank) for rank in roles.assignment] == [program_of(rank) for rank in range(8192)]
 
 
 def test_a_pipeline_runs_one_rank_of_each_stage() -> None:

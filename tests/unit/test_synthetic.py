@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from prism_core import ConfigError, replay
 from prism_core.synthetic import transformer_step
 

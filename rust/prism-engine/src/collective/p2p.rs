@@ -19,7 +19,7 @@ pub fn message(
     send_arrival: SimTime,
     recv_arrival: SimTime,
 ) -> (SimTime, SimTime) {
-    message_over(profile, (from, to), bytes, (send_arrival, recv_arrival), LinkChange::NONE)
+    transfer(profile, (from, to), bytes, send_arrival.max(recv_arrival), |link| link)
 }
 
 /// The same over a link that is not as it should be.
@@ -31,13 +31,24 @@ pub fn message_over(
     (send_arrival, recv_arrival): (SimTime, SimTime),
     change: LinkChange,
 ) -> (SimTime, SimTime) {
-    let start = send_arrival.max(recv_arrival) + nanoseconds(profile.network.collective_launch_ns);
+    transfer(profile, (from, to), bytes, send_arrival.max(recv_arrival), |link| change.apply(link))
+}
+
+#[inline]
+fn transfer(
+    profile: &Profile,
+    (from, to): (u32, u32),
+    bytes: u64,
+    arrival: SimTime,
+    change: impl FnOnce(Link) -> Link,
+) -> (SimTime, SimTime) {
+    let start = arrival + nanoseconds(profile.network.collective_launch_ns);
     if from == to {
         // A copy inside the device: it reads and writes every byte.
         let end = start + transfer_time(bytes.saturating_mul(2), profile.device.memory_bytes_per_s);
         return (end, end);
     }
-    let link = change.apply(Link::between(profile, from, to));
+    let link = change(Link::between(profile, from, to));
     let sent = start + link.occupancy(bytes);
     (sent, sent + link.latency)
 }

@@ -395,7 +395,9 @@ impl Simulation {
         }
         self.perturb_role(id);
         let new_id = self.insert_role(other);
-        [id, new_id].into_iter().for_each(|role| self.note_lanes(role));
+        for role in [id, new_id] {
+            self.note_lanes(role);
+        }
         for slot in 0..self.roles[id as usize].slots.len() {
             let parts = &self.roles[new_id as usize].slots[slot].parts;
             self.network.move_parts(slot as u32, id, new_id, parts);

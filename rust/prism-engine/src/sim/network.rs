@@ -9,7 +9,7 @@ use super::memo::Memo;
 use super::perturbed::{NetworkRules, Origin};
 use super::signature::{Call, Half};
 use crate::collective::{self, CollectiveCall, CommShape, Scratch, ShapePool};
-use crate::perturb::{LinkChange, When};
+use crate::perturb::When;
 use crate::profile::Profile;
 use crate::units::SimTime;
 use std::sync::Arc;
@@ -312,28 +312,22 @@ impl Network {
             return;
         }
         let (source, destination) = channel.ranks;
-        let (mut bytes, mut change) = (send.bytes, LinkChange::NONE);
-        if let Some(rules) = &self.rules {
-            let members = self.comms[channel.key.0 as usize].members.len();
-            let start = send.time.max(receive.time);
-            let iteration = send.origin.iteration.max(receive.origin.iteration);
-            let origin = Origin { iteration, ..send.origin };
-            (bytes, change) = rules.message(channel.ranks, bytes, members, origin, start);
-        }
-        let times = (send.time, receive.time);
-        let (send_end, receive_end) =
-            collective::message_over(&self.profile, (source, destination), bytes, times, change);
+        let (send_end, receive_end) = match &self.rules {
+            None => collective::message(&self.profile, source, destination, send.bytes, send.time, receive.time),
+            Some(rules) => {
+                let members = self.comms[channel.key.0 as usize].members.len();
+                rules.message(&self.profile, channel.ranks, members, (&send, &receive))
+            }
+        };
         if send_end.max(receive_end) > MAX_TIME {
             self.broken.push((channel.key, out_of_range(channel.key.0)));
             return;
         }
         let halves = [(send, send_end, true), (receive, receive_end, false)];
         if let Some(rules) = &mut self.rules
-            && !channel.is_alone
-            && rules.kills([(send.rank, send_end), (receive.rank, receive_end)].into_iter())
+            && let Some(left) = rules.left_over([(send, send_end), (receive, receive_end)])
         {
-            let is_left = |half: &Waiting| !rules.found_dead.contains(&half.rank);
-            channel.orphan([send, receive].into_iter().find(is_left).unwrap_or(send));
+            channel.orphan(left);
             return;
         }
         for (half, end, is_send) in halves {

@@ -1,11 +1,14 @@
 //! What perturbations need to know and remember while a job runs.
 
+use super::channel::Waiting;
 use super::error::SimError;
 use super::ports::Lanes;
 use super::program::Program;
+use crate::collective;
 use crate::graph::op::ComputeClass;
 use crate::ids::{Rank, StreamId};
-use crate::perturb::{ComputeSite, End, Hop, LinkChange, NameMask, Perturbations, StreamState, When, World};
+use crate::perturb::{ComputeSite, End, Hop, NameMask, Perturbations, StreamState, When, World};
+use crate::profile::Profile;
 use crate::units::SimTime;
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
@@ -139,28 +142,35 @@ impl NetworkRules {
         members.iter().fold(0, |reach, rank| reach | self.rules.network_reach(&self.end(*rank)))
     }
 
-    /// Bytes and link of a message between two ranks of a communicator of `members`.
+    /// Ends of the halves of a message between two ranks of a communicator of `members`.
     pub(super) fn message(
         &self,
+        profile: &Profile,
         (source, destination): (u32, u32),
-        bytes: u64,
         members: usize,
-        origin: Origin,
-        start: SimTime,
-    ) -> (u64, LinkChange) {
-        let state = self.rules.network_state(When { iteration: origin.iteration, time: start });
-        if state == 0 {
-            return (bytes, LinkChange::NONE);
-        }
+        (send, receive): (&Waiting, &Waiting),
+    ) -> (SimTime, SimTime) {
+        let iteration = send.origin.iteration.max(receive.origin.iteration);
+        let state = self.rules.network_state(When { iteration, time: send.time.max(receive.time) });
         let (from, to) = (self.end(source), self.end(destination));
         let change = self.rules.link(state, &Hop { from, to, is_inside: from.node == to.node });
         // An exchange of everybody with everybody; pairs and neighbours in a pipeline are none.
-        let is_exchange = members > 2 && origin.num_peers as usize + 1 >= members;
-        if !is_exchange {
-            return (bytes, change);
+        let is_exchange = members > 2 && send.origin.num_peers as usize + 1 >= members;
+        let mut bytes = send.bytes;
+        if state != 0 && is_exchange {
+            let factor = self.rules.size(state, Rank(source)).max(self.rules.size(state, Rank(destination)));
+            bytes = (bytes as f64 * factor).round() as u64;
         }
-        let factor = self.rules.size(state, Rank(source)).max(self.rules.size(state, Rank(destination)));
-        ((bytes as f64 * factor).round() as u64, change)
+        collective::message_over(profile, (source, destination), bytes, (send.time, receive.time), change)
+    }
+
+    /// The half of a message that waits for ever because the rank of the other is dead before its end.
+    pub(super) fn left_over(&mut self, halves: [(Waiting, SimTime); 2]) -> Option<Waiting> {
+        if !self.kills(halves.iter().map(|(half, end)| (half.rank, *end))) {
+            return None;
+        }
+        let alive = halves.iter().find(|(half, _)| !self.found_dead.contains(&half.rank));
+        Some(alive.unwrap_or(&halves[0]).0)
     }
 
     /// Is one of these ranks dead before the end it would see? It is kept in mind.

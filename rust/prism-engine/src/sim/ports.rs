@@ -19,7 +19,9 @@ impl Lanes {
     /// Lanes by index of the rank; numbered from 0, none empty.
     pub(super) fn new(of: Vec<u32>) -> Self {
         let mut weights = vec![0; of.iter().max().map_or(0, |last| *last as usize + 1)];
-        of.iter().for_each(|lane| weights[*lane as usize] += 1);
+        for lane in &of {
+            weights[*lane as usize] += 1;
+        }
         Self { of, weights }
     }
 

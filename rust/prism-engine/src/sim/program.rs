@@ -455,6 +455,9 @@ impl Program {
 
 /// Number of distinct peers that are sent to.
 fn num_peers(halves: &[Half]) -> u32 {
+    if halves.len() <= 1 {
+        return halves.iter().filter(|half| half.is_send).count() as u32;
+    }
     let mut peers: Vec<u32> = halves.iter().filter(|half| half.is_send).map(|half| half.peer).collect();
     peers.sort_unstable();
     peers.dedup();

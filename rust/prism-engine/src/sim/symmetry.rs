@@ -146,6 +146,15 @@ impl Symmetry {
     }
 }
 
+/// A member of a communicator that is evaluated.
+struct NewPort {
+    /// Index in its role.
+    at: u32,
+    rank: u32,
+    kind: u32,
+    position: u32,
+}
+
 /// What makes compute of a rank differ from that of others of its template.
 type Own = (u64, Vec<(usize, u64)>, Vec<(u32, SimTime)>);
 
@@ -176,7 +185,9 @@ impl Simulation {
         let all: Vec<u32> = (0..graph.num_comms() as u32).collect();
         for comms in symmetry.divide(&all, true) {
             let kind = self.network.add_comm(symmetry.members(comms[0]).into(), None);
-            comms.iter().for_each(|comm| symmetry.kind_of[*comm as usize] = kind);
+            for comm in &comms {
+                symmetry.kind_of[*comm as usize] = kind;
+            }
             symmetry.kinds.push(Kind { comms });
         }
         self.add_all_ports(&symmetry);
@@ -201,8 +212,8 @@ impl Simulation {
 
     /// Gives every role its slots: ports for the members of the communicators that are evaluated.
     fn add_all_ports(&mut self, symmetry: &Symmetry) {
-        // By role and slot: index, rank, kind and position.
-        let mut found: Vec<Vec<Vec<(u32, u32, u32, u32)>>> = Vec::new();
+        // By role and slot.
+        let mut found: Vec<Vec<Vec<NewPort>>> = Vec::new();
         for role in &self.roles {
             let template = symmetry.graph.rank_template(Rank(role.ranks[0]));
             found.push(vec![Vec::new(); symmetry.graph.template(template).num_slots() as usize]);
@@ -213,15 +224,15 @@ impl Simulation {
             for (position, (rank, slot)) in members.enumerate() {
                 let Place { role, at } = self.places[*rank as usize];
                 if let Some(ports) = found[role as usize].get_mut(*slot as usize) {
-                    ports.push((at, *rank, kind as u32, position as u32));
+                    ports.push(NewPort { at, rank: *rank, kind: kind as u32, position: position as u32 });
                 }
             }
         }
         for (role, slots) in self.roles.iter_mut().zip(found) {
             for (slot, found) in slots.into_iter().enumerate() {
-                let ranks: Vec<(u32, u32)> = found.iter().map(|(at, rank, ..)| (*at, *rank)).collect();
-                let comms = found.iter().map(|(_, _, kind, _)| *kind).collect();
-                let places = found.iter().map(|(_, _, kind, position)| self.network.base(*kind) + position).collect();
+                let ranks: Vec<(u32, u32)> = found.iter().map(|port| (port.at, port.rank)).collect();
+                let comms = found.iter().map(|port| port.kind).collect();
+                let places = found.iter().map(|port| self.network.base(port.kind) + port.position).collect();
                 role.add_ports(comms, places, Ports::new(&ranks, role.ranks.len(), &role.lanes));
                 for (comm, count) in &role.slots[slot].parts {
                     let part = Part { role: role.id, slot: slot as u32, count: *count };
@@ -313,7 +324,9 @@ impl Simulation {
             symmetry.kinds[kind as usize].comms = groups.next().expect("not empty");
             for comms in groups {
                 let new = self.fork(&symmetry, kind, comms[0]);
-                comms.iter().for_each(|comm| symmetry.kind_of[*comm as usize] = new);
+                for comm in &comms {
+                    symmetry.kind_of[*comm as usize] = new;
+                }
                 symmetry.kinds.push(Kind { comms });
             }
         }
@@ -338,7 +351,9 @@ impl Simulation {
         }
         roles.sort_unstable();
         roles.dedup();
-        roles.iter().for_each(|role| self.roles[*role as usize].recount(&self.network));
+        for role in roles {
+            self.roles[role as usize].recount(&self.network);
+        }
         new
     }
 
