@@ -22,9 +22,12 @@ use std::time::{Duration, Instant};
 /// Asks this program for one size of the growth table.
 const SIZE: &str = "dp=";
 
+/// A part of the benchmark.
+type Section = fn(&Profile);
+
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
-    let sections: [(&str, fn(&Profile)); 4] = [("ddp", ddp), ("live", live), ("step", step), ("growth", growth)];
+    let sections: [(&str, Section); 4] = [("ddp", ddp), ("live", live), ("step", step), ("growth", growth)];
     let profile = Profile::builtin("h100-sxm").expect("built in");
     if let Some(dp) = wanted.iter().find_map(|wanted| wanted.strip_prefix(SIZE)) {
         return one_size(&profile, dp.parse().expect("a number"));
@@ -108,7 +111,7 @@ fn cpu<T>(mut f: impl FnMut() -> T) -> Duration {
     loop {
         f();
         runs += 1;
-        let taken = cpu_time() - start;
+        let taken = cpu_time().saturating_sub(start);
         if taken > Duration::from_millis(250) {
             return taken / runs;
         }

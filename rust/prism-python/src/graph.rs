@@ -125,7 +125,10 @@ pub(crate) fn assemble(
 ) -> PyResult<Graph> {
     let meta: BTreeMap<String, String> = serde_json::from_str(meta_json).map_err(|error| from_json("meta", &error))?;
     if assignment.len() != world_size as usize {
-        return Err(PyValueError::new_err(format!("assignment has {} entries, the world {world_size} ranks", assignment.len())));
+        return Err(PyValueError::new_err(format!(
+            "assignment has {} entries, the world {world_size} ranks",
+            assignment.len()
+        )));
     }
     let recordings: Vec<_> = recordings.iter().map(|recording| Arc::clone(&recording.get().inner)).collect();
     let inner = py

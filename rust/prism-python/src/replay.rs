@@ -27,9 +27,7 @@ pub(crate) fn slow_of(options: &Value) -> PyResult<BTreeMap<u32, f64>> {
     };
     slow.into_iter()
         .map(|(rank, factor)| {
-            let rank = rank.parse().map_err(|_| {
-                ConfigError::new_err(format!("slow: {rank:?} is not a rank"))
-            })?;
+            let rank = rank.parse().map_err(|_| ConfigError::new_err(format!("slow: {rank:?} is not a rank")))?;
             Ok((rank, factor))
         })
         .collect()
@@ -61,7 +59,9 @@ pub(crate) fn replay_json(py: Python<'_>, graph: PyRef<'_, Graph>, options_json:
         contention: match contention {
             "none" => Contention::None,
             "fair-share" => Contention::FairShare,
-            other => return Err(ConfigError::new_err(format!("contention is {other:?}: it must be none or fair-share"))),
+            other => {
+                return Err(ConfigError::new_err(format!("contention is {other:?}: it must be none or fair-share")));
+            }
         },
     };
     let result = py.detach(|| replay(&graph, &options)).map_err(|error| from_sim(&error))?;

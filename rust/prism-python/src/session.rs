@@ -83,7 +83,8 @@ impl Session {
     /// What a rank did (collect only). Raises ConfigError when the rank was not run.
     fn recording(&self, py: Python<'_>, rank: u32) -> PyResult<Recording> {
         let recording = py.detach(|| self.inner.recording(rank));
-        let recording = recording.ok_or_else(|| ConfigError::new_err(format!("rank {rank} was not collected in this session")))?;
+        let recording =
+            recording.ok_or_else(|| ConfigError::new_err(format!("rank {rank} was not collected in this session")))?;
         let info = self.inner.recording_info(rank).ok_or_else(|| ConfigError::new_err("the session has ended"))?;
         let info = serde_json::to_string(&info).map_err(|error| from_json("recording", &error))?;
         Ok(Recording { inner: Arc::new(recording), info })

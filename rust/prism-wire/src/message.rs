@@ -67,9 +67,28 @@ impl RecordKind {
     pub fn from_u16(value: u16) -> Option<Self> {
         use RecordKind as K;
         const ALL: [RecordKind; 22] = [
-            K::Kernel, K::Gemm, K::Operator, K::Memcpy, K::Memset, K::EventRecord, K::EventWait, K::StreamSync,
-            K::EventSync, K::DeviceSync, K::EventQuery, K::StreamQuery, K::EventElapsed, K::Alloc, K::Free, K::Marker,
-            K::MemoryStats, K::Collective, K::Send, K::Recv, K::GroupEnd, K::CommDestroy,
+            K::Kernel,
+            K::Gemm,
+            K::Operator,
+            K::Memcpy,
+            K::Memset,
+            K::EventRecord,
+            K::EventWait,
+            K::StreamSync,
+            K::EventSync,
+            K::DeviceSync,
+            K::EventQuery,
+            K::StreamQuery,
+            K::EventElapsed,
+            K::Alloc,
+            K::Free,
+            K::Marker,
+            K::MemoryStats,
+            K::Collective,
+            K::Send,
+            K::Recv,
+            K::GroupEnd,
+            K::CommDestroy,
         ];
         ALL.into_iter().find(|kind| *kind as u16 == value)
     }
@@ -79,7 +98,12 @@ impl RecordKind {
     pub fn is_query(self) -> bool {
         matches!(
             self,
-            Self::StreamSync | Self::EventSync | Self::DeviceSync | Self::EventQuery | Self::StreamQuery | Self::EventElapsed
+            Self::StreamSync
+                | Self::EventSync
+                | Self::DeviceSync
+                | Self::EventQuery
+                | Self::StreamQuery
+                | Self::EventElapsed
         )
     }
 }
@@ -197,8 +221,19 @@ impl DataType {
     pub fn from_u8(value: u8) -> Option<Self> {
         use DataType as D;
         [
-            D::Int8, D::Uint8, D::Int32, D::Uint32, D::Int64, D::Uint64, D::Float16, D::Float32, D::Float64, D::Bfloat16,
-            D::Float8e4m3, D::Float8e5m2, D::Tf32,
+            D::Int8,
+            D::Uint8,
+            D::Int32,
+            D::Uint32,
+            D::Int64,
+            D::Uint64,
+            D::Float16,
+            D::Float32,
+            D::Float64,
+            D::Bfloat16,
+            D::Float8e4m3,
+            D::Float8e5m2,
+            D::Tf32,
         ]
         .into_iter()
         .find(|dtype| *dtype as u8 == value)

@@ -237,7 +237,13 @@ impl Simulation {
         ranks.iter().filter_map(|rank| self.slow.get(&Rank(*rank))).fold(1.0, |most, factor| most.max(*factor))
     }
 
-    fn add_role(&mut self, graph: &Graph, template: TemplateId, ranks: Vec<u32>, positions: &Positions) -> Result<(), SimError> {
+    fn add_role(
+        &mut self,
+        graph: &Graph,
+        template: TemplateId,
+        ranks: Vec<u32>,
+        positions: &Positions,
+    ) -> Result<(), SimError> {
         let speeds = Speeds::of(graph, &ranks, &self.slow)?;
         let num_slots = graph.template(template).num_slots() as usize;
         let id = self.roles.len() as u32;

@@ -170,7 +170,7 @@ impl Role {
         let len = lanes.len().unwrap_or(ranks.len());
         let pool = Pool { len, free: Vec::new() };
         let bases = VecDeque::from([vec![SimTime::ZERO; len]]);
-        Self { program, ranks, lanes, speeds, bases, pool, ..Self::default() }
+        Self { program, ranks, lanes, bases, speeds, pool, ..Self::default() }
     }
 
     /// Number of lanes.

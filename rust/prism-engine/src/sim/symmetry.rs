@@ -147,6 +147,7 @@ impl Symmetry {
 }
 
 /// A member of a communicator that is evaluated.
+#[derive(Clone, Copy)]
 struct NewPort {
     /// Index in its role.
     at: u32,

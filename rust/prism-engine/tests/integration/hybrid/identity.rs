@@ -188,7 +188,7 @@ fn an_id_that_did_not_come_through_the_store_is_refused() {
 }
 
 #[test]
-fn only_the_sessions_ranks_are_let_in_and_each_once() {
+fn only_the_sessions_ranks_are_let_in() {
     let stage = Stage::collect(8, &[0, 5]);
     let refused = |played: Played<Player>| match played.map(|_| ()) {
         Err(Stop::Refused(text)) => text,
@@ -197,11 +197,13 @@ fn only_the_sessions_ranks_are_let_in_and_each_once() {
     assert_says(&refused(stage.connect_as(0, 16)), &["16 ranks", "session's 8"]);
     assert_says(&refused(stage.connect(3)), &["rank 3", "[0, 5]"]);
     let first = stage.connect(5).expect("let in");
-    assert_says(&refused(stage.connect(5)), &["rank 5", "already", &std::process::id().to_string()]);
+    // A second process of a rank that runs (a compile worker asking for the device count) is a helper: let in, and harmless.
+    let helper = stage.connect(5).expect("a helper is let in");
     let status = stage.session.status();
     assert_eq!(status.ranks.values().map(|rank| rank.connected).collect::<Vec<_>>(), [false, true]);
     // Nobody who was sent away harms those who are in.
     assert_eq!(status.failed, None);
+    drop(helper);
     drop(first);
     stage.wait_until(|session| session.status().ranks[&5].finished);
     assert_eq!(stage.session.finish().failed, None);

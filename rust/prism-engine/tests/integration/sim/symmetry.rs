@@ -52,7 +52,7 @@ fn a_straggler_splits_what_it_touches() {
         let graph = step(128, 8, 8, 1);
         let report = checked(&graph, &profile, &straggler(4242));
         // Up to the last all-reduce: per stage one class, and one per member of the tensor group of the straggler's replica.
-        let per_stage = graph.num_ops() / graph.world_size() as u64;
+        let per_stage = graph.num_ops() / u64::from(graph.world_size());
         assert!(report.ops_evaluated < 8 * 12 * (per_stage + 20), "{} of {}", report.ops_evaluated, graph.num_ops());
     }
 }
