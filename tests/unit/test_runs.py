@@ -17,17 +17,18 @@ PROGRAM = ["sh", "-c", fakes.CONNECT]
 def test_collect_runs_a_few_ranks_and_assigns_all(tmp_path: Path, fake_engine: type[fakes.FakeSession]) -> None:
     fake_engine.program_of = staticmethod(lambda rank: "first" if rank == 0 else "ddp")
     summary = prism_core.collect(PROGRAM, 64, tmp_path / "job.prism", seed=3)
-    assert len(summary["ranks_run"]) == 5 and {0, 32, 63} <= set(summary["ranks_run"])
-    assert summary["ranks_inferred"] == 59
+    # Rank 0 differs, so rank 1 is run too, to see whether it is alone.
+    assert len(summary["ranks_run"]) == 6 and {0, 1, 32, 63} <= set(summary["ranks_run"])
+    assert summary["ranks_inferred"] == 58
     assert len(summary["ranks_verified"]) == 2
     assert (summary["world_size"], summary["ops"], summary["graph_bytes"], summary["roles"]) == (64, 70, 700, 2)
     assert summary["wall_ns"] > 0 and summary["peak_rss_bytes"] > 0
     assignment = json.loads((tmp_path / "job.prism").read_text())
-    assert [assignment[rank] for rank in (0, 1, 62, 63)] == [0, 32, 32, 63]
+    assert [assignment[rank] for rank in (0, 1, 2, 62, 63)] == [0, 1, 32, 32, 63]
     assert (tmp_path / "job.logs/rank-32.log").exists()
     assert sorted(session.options["live"] for session in fake_engine.made) == [[rank] for rank in summary["ranks_run"]]
     text = collect_text(summary)
-    assert "cudaFoo" in text and "64: 5 run, 59 inferred" in text
+    assert "cudaFoo" in text and "64: 6 run, 58 inferred" in text
 
 
 @pytest.mark.usefixtures("fake_engine")
