@@ -65,5 +65,6 @@ pub mod prune;
 pub mod replay;
 pub mod sim;
 pub mod slice;
+pub mod spare;
 pub mod synthetic;
 pub mod units;

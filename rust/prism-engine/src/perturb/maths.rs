@@ -8,7 +8,7 @@ const LN_2_HIGH: f64 = 0.693_147_180_369_123_8;
 const LN_2_LOW: f64 = 1.908_214_929_270_587_7e-10;
 
 /// `e^x`, to about one unit in the last place.
-pub(super) fn exp(x: f64) -> f64 {
+pub(crate) fn exp(x: f64) -> f64 {
     if x.is_nan() || x > 709.0 {
         return if x.is_nan() { x } else { f64::INFINITY };
     }
@@ -23,7 +23,7 @@ pub(super) fn exp(x: f64) -> f64 {
 }
 
 /// Natural logarithm of a positive, normal number, to about two units in the last place.
-pub(super) fn ln(x: f64) -> f64 {
+pub(crate) fn ln(x: f64) -> f64 {
     let bits = x.to_bits();
     let mut exponent = ((bits >> 52) & 0x7ff) as i64 - 1023;
     let mut mantissa = f64::from_bits((bits & 0x000f_ffff_ffff_ffff) | (1023 << 52));
@@ -39,7 +39,7 @@ pub(super) fn ln(x: f64) -> f64 {
 }
 
 /// `base^exponent` of a positive base.
-pub(super) fn power(base: f64, exponent: f64) -> f64 {
+pub(crate) fn power(base: f64, exponent: f64) -> f64 {
     exp(exponent * ln(base))
 }
 

@@ -14,13 +14,13 @@ fn mix(mut z: u64) -> u64 {
 
 /// A SplitMix64 sequence.
 #[derive(Clone, Debug)]
-pub(super) struct Random {
+pub(crate) struct Random {
     state: u64,
 }
 
 impl Random {
     /// The sequence of a seed and of what the draw is for.
-    pub(super) fn of(seed: u64, words: &[u64]) -> Self {
+    pub(crate) fn of(seed: u64, words: &[u64]) -> Self {
         let state = words.iter().fold(seed, |state, word| mix(state.wrapping_add(STEP)) ^ word);
         Self { state }
     }
@@ -31,17 +31,17 @@ impl Random {
     }
 
     /// Uniform strictly between 0 and 1.
-    pub(super) fn uniform(&mut self) -> f64 {
+    pub(crate) fn uniform(&mut self) -> f64 {
         ((self.next() >> 11) as f64 + 0.5) * (1.0 / (1u64 << 53) as f64)
     }
 
     /// A whole number below `bound`. Its bias of `bound / 2^64` does not matter here.
-    pub(super) fn below(&mut self, bound: usize) -> usize {
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.next()) * bound as u128) >> 64) as usize
     }
 
     /// Standard normal (polar method).
-    pub(super) fn normal(&mut self) -> f64 {
+    pub(crate) fn normal(&mut self) -> f64 {
         loop {
             let (x, y) = (2.0 * self.uniform() - 1.0, 2.0 * self.uniform() - 1.0);
             let square = x * x + y * y;
@@ -52,7 +52,7 @@ impl Random {
     }
 
     /// Gamma of the given shape and scale 1 (Marsaglia and Tsang's squeeze-free form).
-    pub(super) fn gamma(&mut self, shape: f64) -> f64 {
+    pub(crate) fn gamma(&mut self, shape: f64) -> f64 {
         if shape < 1.0 {
             // A gamma of shape + 1, times a power of a uniform number.
             let boost = exp(ln(self.uniform()) / shape);

@@ -8,3 +8,4 @@ mod hybrid;
 mod perturb;
 mod sim;
 mod slice;
+mod spare;
