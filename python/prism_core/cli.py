@@ -22,6 +22,7 @@ from prism_core.errors import PrismError, error_entry
 from prism_core.replay import inspect as read_graph
 from prism_core.replay import open_graph
 from prism_core.replay import replay as run_replay
+from prism_core.spare.cli import app as spare_app
 
 app = typer.Typer(
     name="prism",
@@ -30,6 +31,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(spare_app)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Command = Annotated[list[str], typer.Argument(help="The training program, after `--`.", metavar="-- CMD ...")]

@@ -7,6 +7,7 @@ mod error;
 mod graph;
 mod replay;
 mod session;
+mod spare;
 mod synthetic;
 
 use pyo3::prelude::*;
@@ -26,6 +27,12 @@ mod _native {
     use super::replay::{profile_names, profile_toml, replay_json};
     #[pymodule_export]
     use super::session::Session;
+    #[pymodule_export]
+    use super::spare::{
+        Layout, spare_expected_masked, spare_frontier_json, spare_intervals, spare_law, spare_min_stacks,
+        spare_offsets, spare_plan_json, spare_simulate_json, spare_spread, spare_stack_thresholds,
+        spare_wipe_out_index,
+    };
     #[pymodule_export]
     use super::synthetic::transformer_step;
 }

@@ -122,9 +122,9 @@ pub fn intervals(save_s: f64, restart_s: f64, mtbf_s: f64) -> Result<Intervals, 
     let (save, restart, mtbf) = check_times(save_s, restart_s, mtbf_s)?;
     let young = sqrt(2.0 * save * mtbf);
     let ratio = sqrt(save / (2.0 * mtbf));
-    let daly =
-        if save < 2.0 * mtbf { young * (1.0 + ratio / 3.0 + ratio * ratio / 9.0) - save } else { mtbf };
-    let exact = golden_section(|log_t| -efficiency(exp(log_t), save, restart, mtbf), log(save * 1e-6), log(mtbf * 50.0));
+    let daly = if save < 2.0 * mtbf { young * (1.0 + ratio / 3.0 + ratio * ratio / 9.0) - save } else { mtbf };
+    let exact =
+        golden_section(|log_t| -efficiency(exp(log_t), save, restart, mtbf), log(save * 1e-6), log(mtbf * 50.0));
     let exact = exp(exact);
     Ok(Intervals {
         young_s: young,
@@ -179,19 +179,19 @@ pub fn expected_masked(n: u32, r: u32, placement: &Placement) -> Result<(f64, Ex
     match placement {
         Placement::Disjoint => Ok((disjoint(n, r) - 1.0, Exactness::Exact)),
         Placement::Contiguous if n > r => Ok((contiguous(n, r) - 1.0, Exactness::Exact)),
-        _ => cyclic(n, r, &placement.offsets(n, r)?),
+        _ => Ok(cyclic(n, r, &placement.offsets(n, r)?)),
     }
 }
 
-fn cyclic(n: u32, r: u32, offsets: &[u32]) -> Result<(f64, Exactness), SpareError> {
+fn cyclic(n: u32, r: u32, offsets: &[u32]) -> (f64, Exactness) {
     if n <= MAX_BRUTE_FORCE {
-        return Ok((brute_force(&Stacks::cyclic(n, offsets)) - 1.0, Exactness::Exact));
+        return (brute_force(&Stacks::cyclic(n, offsets)) - 1.0, Exactness::Exact);
     }
     if r == 2 && offsets[1] - offsets[0] > 0 && gcd(offsets[1] - offsets[0], n) == 1 {
         // Two copies at a constant distance that reaches everybody: neighbours on a renumbered circle.
-        return Ok((contiguous(n, 2) - 1.0, Exactness::Exact));
+        return (contiguous(n, 2) - 1.0, Exactness::Exact);
     }
-    Ok((poisson(n, r) - 1.0, Exactness::Poisson))
+    (poisson(n, r) - 1.0, Exactness::Poisson)
 }
 
 fn gcd(a: u32, b: u32) -> u32 {
@@ -239,7 +239,8 @@ fn contiguous(n: u32, r: u32) -> f64 {
 /// Exact for small jobs: every set of failed groups.
 fn brute_force(stacks: &Stacks) -> f64 {
     let n = stacks.len();
-    let masks: Vec<u32> = stacks.hosts.iter().map(|hosts| hosts.iter().fold(0, |mask, group| mask | 1 << group)).collect();
+    let masks: Vec<u32> =
+        stacks.hosts.iter().map(|hosts| hosts.iter().fold(0, |mask, group| mask | 1 << group)).collect();
     let mut survivors = vec![0u64; n as usize + 1];
     for failed in 0u32..1 << n {
         if masks.iter().all(|mask| failed & mask != *mask) {
@@ -261,7 +262,8 @@ fn expectation(n: u32, survival: impl Fn(f64) -> f64) -> f64 {
 
 /// `(n + 1)` times the integral of `survival` from 0 to 1: Gauss-Legendre on panels; the integrand is a polynomial.
 fn expectation_with(n: u32, mut survival: impl FnMut(f64) -> f64) -> f64 {
-    const NODES: [f64; 4] = [0.183_434_642_495_649_8, 0.525_532_409_916_329, 0.796_666_477_413_626_7, 0.960_289_856_497_536_3];
+    const NODES: [f64; 4] =
+        [0.183_434_642_495_649_8, 0.525_532_409_916_329, 0.796_666_477_413_626_7, 0.960_289_856_497_536_3];
     const WEIGHTS: [f64; 4] =
         [0.362_683_783_378_362, 0.313_706_645_877_887_3, 0.222_381_034_453_374_5, 0.101_228_536_290_376_26];
     const PANELS: u32 = 256;

@@ -44,7 +44,8 @@ impl<'a> Matching<'a> {
     /// Extends the matching to as many types as groups of `capacity` can take. True if that is all.
     pub(crate) fn grow(&mut self, capacity: u32) -> bool {
         loop {
-            let free: Vec<u32> = (0..).zip(&self.group).filter(|(_, group)| **group == NOBODY).map(|(s, _)| s).collect();
+            let free: Vec<u32> =
+                (0..).zip(&self.group).filter(|(_, group)| **group == NOBODY).map(|(s, _)| s).collect();
             if free.is_empty() {
                 return true;
             }
@@ -65,7 +66,9 @@ impl<'a> Matching<'a> {
     fn measure(&mut self, free: &[u32], capacity: u32) -> bool {
         self.depth.clear();
         self.depth.resize(self.group.len(), u32::MAX);
-        free.iter().for_each(|shard| self.depth[*shard as usize] = 0);
+        for shard in free {
+            self.depth[*shard as usize] = 0;
+        }
         let mut queue: VecDeque<u32> = free.iter().copied().collect();
         let mut seen = vec![false; self.shards.len()];
         let mut last = u32::MAX;

@@ -18,7 +18,7 @@ pub mod laws;
 pub mod layout;
 pub mod matching;
 pub mod placement;
-// plan
+pub mod plan;
 pub mod ruler;
 pub mod simulate;
 
@@ -44,7 +44,7 @@ pub enum SpareError {
 }
 
 impl SpareError {
-    pub(crate) fn invalid(field: &'static str, value: impl ToString, expected: impl Into<String>) -> Self {
+    pub(crate) fn invalid(field: &'static str, value: impl std::fmt::Display, expected: impl Into<String>) -> Self {
         Self::Invalid { field, value: value.to_string(), expected: expected.into() }
     }
 }

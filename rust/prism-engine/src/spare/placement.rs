@@ -125,7 +125,9 @@ impl Stacks {
     fn from_groups(of_group: Vec<Vec<u32>>) -> Self {
         let mut hosts = vec![Vec::new(); of_group.len()];
         for (group, stack) in (0..).zip(&of_group) {
-            stack.iter().for_each(|shard| hosts[*shard as usize].push(group));
+            for shard in stack {
+                hosts[*shard as usize].push(group);
+            }
         }
         Self { of_group, hosts }
     }
@@ -189,7 +191,8 @@ pub fn spread(domains: &[u32], r: u32) -> Result<SpreadPlacement, SpareError> {
 fn next_offset(n: u32, num_domains: u32, offsets: &[u32], distances: &BTreeSet<u32>) -> u32 {
     let broken = |offset: u32| {
         let apart = |other: &u32| offset - other;
-        let same_domain = offsets.iter().map(apart).any(|by| by % num_domains == 0 || (n - by) % num_domains == 0);
+        let same_domain =
+            offsets.iter().map(apart).any(|by| by.is_multiple_of(num_domains) || (n - by).is_multiple_of(num_domains));
         let is_old = offsets.iter().map(apart).any(|by| distances.contains(&by) || by * 2 == n);
         (same_domain, is_old, offset)
     };
@@ -225,7 +228,8 @@ mod tests {
 
     #[test]
     fn placements_hold_every_type_r_times() {
-        for placement in [Placement::Golomb, Placement::Contiguous, Placement::Disjoint, Placement::Random { seed: 3 }] {
+        for placement in [Placement::Golomb, Placement::Contiguous, Placement::Disjoint, Placement::Random { seed: 3 }]
+        {
             let stacks = placement.stacks(24, 4).unwrap();
             assert!(stacks.hosts.iter().all(|hosts| hosts.len() == 4), "{placement:?}");
             assert!(stacks.of_group.iter().enumerate().all(|(group, stack)| stack[0] == group as u32), "{placement:?}");
@@ -260,7 +264,10 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused_by_name() {
         let error = |result: Result<Stacks, SpareError>| result.unwrap_err().to_string();
-        assert_eq!(error(Placement::Golomb.stacks(200, 13)), "r is 13: a Golomb placement of 200 groups allows at most 12");
+        assert_eq!(
+            error(Placement::Golomb.stacks(200, 13)),
+            "r is 13: a Golomb placement of 200 groups allows at most 12"
+        );
         assert_eq!(error(Placement::Golomb.stacks(1, 1)), "n is 1: there must be 2 to 1048576 groups");
         assert!(error(Placement::Contiguous.stacks(4, 5)).starts_with("r is 5"));
         assert!(error(Placement::Offsets(vec![0, 9]).stacks(4, 2)).contains("below the 4 groups"));

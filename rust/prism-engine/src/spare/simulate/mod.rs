@@ -16,11 +16,12 @@ pub use trace::{Distribution, Failures};
 
 use super::placement::Placement;
 use super::{SpareError, check_groups, check_redundancy, not_negative, positive};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;
 
 /// The job.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Job {
     /// Model-parallel groups, `N`; also the number of shard types.
     pub groups: u32,
@@ -37,7 +38,8 @@ pub struct Job {
 }
 
 /// What a failure costs.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Recovery {
     /// Time to write a checkpoint, seconds.
     pub save_s: f64,

@@ -19,14 +19,30 @@ pub fn run(setup: &Setup, seed: u64) -> Run {
 /// How failed groups are dealt with.
 #[derive(Debug)]
 enum State {
-    Spare { layout: Box<Layout>, moves: Vec<Move> },
+    Spare {
+        layout: Box<Layout>,
+        moves: Vec<Move>,
+    },
     /// Live groups of every block.
-    Replication { r: u32, blocks: Vec<u32>, sizes: Vec<u32>, block_of: Vec<u32>, is_live: Vec<bool>, live: u32 },
+    Replication {
+        r: u32,
+        blocks: Vec<u32>,
+        sizes: Vec<u32>,
+        block_of: Vec<u32>,
+        is_live: Vec<bool>,
+        live: u32,
+    },
     Checkpoint,
     /// When each failed group joins again.
-    Elastic { back: Vec<f64>, live: u32 },
+    Elastic {
+        back: Vec<f64>,
+        live: u32,
+    },
     /// When each used spare is whole again.
-    Spares { idle: u32, back: Vec<f64> },
+    Spares {
+        idle: u32,
+        back: Vec<f64>,
+    },
 }
 
 #[derive(Debug)]
@@ -354,7 +370,9 @@ fn replication(n: u32, r: u32, published: bool) -> State {
         (count, (0..n).map(|group| group % count).collect())
     };
     let mut sizes = vec![0; count as usize];
-    block_of.iter().for_each(|block| sizes[*block as usize] += 1);
+    for block in &block_of {
+        sizes[*block as usize] += 1;
+    }
     State::Replication { r, blocks: sizes.clone(), sizes, block_of, is_live: vec![true; n as usize], live: n }
 }
 

@@ -3,11 +3,13 @@
 use crate::perturb::random::Random;
 use crate::spare::{SpareError, positive};
 use libm::{log, pow, tgamma};
+use serde::Deserialize;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 /// Distribution of the time between failures of one thing.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Distribution {
     /// Without memory.
     Exponential,
@@ -30,7 +32,8 @@ impl Distribution {
 }
 
 /// What fails, and how often.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Failures {
     /// Mean time between failures of one group, seconds.
     pub group_mtbf_s: f64,
@@ -76,7 +79,8 @@ impl<'a> Trace<'a> {
     pub(super) fn new(failures: &'a Failures, groups: u32, seed: u64) -> Self {
         let domains = if failures.domain_groups == 0 { 0 } else { groups.div_ceil(failures.domain_groups) };
         let mut trace = Self { failures, seed, groups, next: BinaryHeap::new() };
-        let first: Vec<_> = (0..groups + domains).map(|thing| Reverse((trace.after(0.0, thing, 0), thing, 0))).collect();
+        let first: Vec<_> =
+            (0..groups + domains).map(|thing| Reverse((trace.after(0.0, thing, 0), thing, 0))).collect();
         trace.next = BinaryHeap::from(first);
         trace
     }

@@ -12,7 +12,8 @@ fn min_cost(stacks: &Stacks, live: &[bool], capacity: i64, cost: impl Fn(u32, u3
     let (source, sink) = (2 * n, 2 * n + 1);
     // (from, to, room, cost); the reverse of edge e is e ^ 1.
     let mut edges: Vec<(usize, usize, i64, i64)> = Vec::new();
-    let mut add = |from: usize, to: usize, room: i64, cost: i64| edges.extend([(from, to, room, cost), (to, from, 0, -cost)]);
+    let mut add =
+        |from: usize, to: usize, room: i64, cost: i64| edges.extend([(from, to, room, cost), (to, from, 0, -cost)]);
     for shard in 0..n {
         add(source, shard, 1, 0);
         for group in stacks.hosts[shard].iter().filter(|group| live[**group as usize]) {

@@ -1,7 +1,9 @@
 //! What must hold between policies on one failure trace.
 
 use prism_engine::spare::placement::Placement;
-use prism_engine::spare::simulate::{Distribution, Failures, Job, Policy, Recovery, Run, Setup, run, run_seeds, summarise};
+use prism_engine::spare::simulate::{
+    Distribution, Failures, Job, Policy, Recovery, Run, Setup, run, run_seeds, summarise,
+};
 use std::num::NonZeroU32;
 
 fn setup(policy: Policy) -> Setup {
@@ -70,7 +72,8 @@ fn redundancy_beats_restarting_when_failures_are_many() {
         setup.failures.group_mtbf_s = 60.0 * 400.0;
         summarise(&run_seeds(&setup, 0..8, NonZeroU32::MIN).unwrap()).relative_time.mean
     };
-    let (spare, replication, checkpoint) = (time(spare(6)), time(Policy::Replication { r: 3 }), time(Policy::Checkpoint));
+    let (spare, replication, checkpoint) =
+        (time(spare(6)), time(Policy::Replication { r: 3 }), time(Policy::Checkpoint));
     assert!(spare < replication && replication < checkpoint, "{spare} {replication} {checkpoint}");
 }
 

@@ -1,0 +1,274 @@
+"""Simulation of a failing job, and the search for the best set-up."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+from prism_core import _native
+from prism_core.errors import ConfigError
+from prism_core.spare.laws import PlacementLike, as_placement
+
+Policy: TypeAlias = Literal["spare", "replication", "checkpoint", "elastic", "spares"]
+DEFAULT_PLACEMENTS: tuple[str, ...] = ("golomb", "contiguous", "disjoint")
+
+
+def _threads(threads: int) -> int:
+    return threads or len(os.sched_getaffinity(0))
+
+
+def _failures(
+    groups: int,
+    group_mtbf_s: float | None,
+    system_mtbf_s: float | None,
+    weibull_shape: float | None,
+    domain_groups: int,
+    domain_mtbf_s: float | None,
+) -> dict[str, Any]:
+    if (group_mtbf_s is None) == (system_mtbf_s is None):
+        raise ConfigError("give either group_mtbf_s or system_mtbf_s, the mean time between failures")
+    if domain_groups and domain_mtbf_s is None:
+        raise ConfigError("domain_mtbf_s is missing: how often does a domain of domain_groups groups fail?")
+    mtbf = group_mtbf_s if group_mtbf_s is not None else (system_mtbf_s or 0.0) * groups
+    distribution = "exponential" if weibull_shape is None else {"weibull": {"shape": weibull_shape}}
+    return {
+        "group_mtbf_s": mtbf, "distribution": distribution, "domain_groups": domain_groups,
+        "domain_mtbf_s": domain_mtbf_s or 0.0,
+    }  # fmt: skip
+
+
+def simulate(
+    groups: int,
+    *,
+    compute_s: float,
+    steps: int,
+    save_s: float,
+    restart_s: float,
+    checkpoint_steps: int,
+    all_reduce_s: float = 0.0,
+    policy: Policy = "spare",
+    r: int | None = None,
+    placement: PlacementLike = "golomb",
+    group_mtbf_s: float | None = None,
+    system_mtbf_s: float | None = None,
+    weibull_shape: float | None = None,
+    domain_groups: int = 0,
+    domain_mtbf_s: float | None = None,
+    stall_s: float | None = None,
+    detection_s: float = 0.0,
+    shrink_s: float = 0.0,
+    repair_s: float | None = None,
+    swap_s: float = 0.0,
+    spares: int = 0,
+    jitter: float = 0.0,
+    data_s: float = 0.0,
+    published: bool = False,
+    give_up: float = 30.0,
+    seeds: int = 32,
+    first_seed: int = 0,
+    threads: int = 0,
+    placement_seed: int = 0,
+) -> dict[str, Any]:
+    """Simulates `seeds` trainings of a job whose groups fail.
+
+    All policies see the same failures for the same seed. `spare` reorders stacks of `r` types, `replication` has blocks
+    of `r` groups, `checkpoint` restarts at every failure, `elastic` leaves failed groups out until they are repaired,
+    `spares` puts spare groups in their place.
+
+    Args:
+        groups: Model-parallel groups, N.
+        compute_s: Compute of one stack entry, seconds.
+        steps: Optimiser steps.
+        save_s: Time to write a checkpoint, seconds.
+        restart_s: Time to restart, seconds.
+        checkpoint_steps: Steps between checkpoints.
+        all_reduce_s: All-reduce of a step, seconds.
+        policy: What is done about failures.
+        r: Redundancy, for `spare` and `replication`.
+        placement: For `spare`: a name or offsets.
+        group_mtbf_s: Mean time between failures of one group, seconds; or
+        system_mtbf_s: of any of the groups.
+        weibull_shape: Failures are Weibull of this shape instead of exponential.
+        domain_groups: Neighbouring groups that fail together.
+        domain_mtbf_s: Mean time between failures of such a domain, seconds.
+        stall_s: How long a save holds the job, seconds; all of `save_s` by default.
+        detection_s: Until a failure is noticed, seconds.
+        shrink_s: To shrink communicators, seconds.
+        repair_s: Until a failed group is whole again, seconds; needed for `elastic` and `spares`.
+        swap_s: To put a spare in place, seconds (`spares`).
+        spares: Spare groups (`spares`).
+        jitter: Standard deviation of the compute of an entry, relative.
+        data_s: Time to read the data of a stack entry in every step, seconds.
+        published: Simulate the published set-up, with what handicaps its baseline.
+        give_up: Stop at this multiple of the time without failures.
+        seeds: Trainings.
+        first_seed: Seed of the first.
+        threads: Threads; 0: one per CPU. The result does not depend on it.
+        placement_seed: Seed of a random placement.
+
+    Returns:
+        `summary` (for each quantity mean, standard_error, p10, p50, p90; runs, finished, is_converged) and `runs`.
+    """
+    if repair_s is None and policy in ("elastic", "spares"):
+        raise ConfigError(f"repair_s is missing: policy {policy!r} needs the time until a failed group is whole again")
+    options = {
+        "job": {
+            "groups": groups, "steps": steps, "compute_s": compute_s, "all_reduce_s": all_reduce_s, "jitter": jitter,
+            "data_s": data_s,
+        },
+        "failures": _failures(groups, group_mtbf_s, system_mtbf_s, weibull_shape, domain_groups, domain_mtbf_s),
+        "recovery": _recovery(save_s, stall_s, checkpoint_steps, restart_s, detection_s, shrink_s, repair_s, swap_s),
+        "policy": policy, "r": r, "placement": as_placement(placement), "placement_seed": placement_seed,
+        "spares": spares, "published": published, "give_up": give_up, "first_seed": first_seed, "seeds": seeds,
+        "threads": _threads(threads),
+    }  # fmt: skip
+    found: dict[str, Any] = json.loads(_native.spare_simulate_json(json.dumps(options)))
+    return found
+
+
+def _recovery(
+    save_s: float,
+    stall_s: float | None,
+    checkpoint_steps: int,
+    restart_s: float,
+    detection_s: float,
+    shrink_s: float,
+    repair_s: float | None,
+    swap_s: float,
+) -> dict[str, Any]:
+    return {
+        "save_s": save_s, "stall_s": save_s if stall_s is None else stall_s, "checkpoint_steps": checkpoint_steps,
+        "restart_s": restart_s, "detection_s": detection_s, "shrink_s": shrink_s, "repair_s": repair_s or 0.0,
+        "swap_s": swap_s,
+    }  # fmt: skip
+
+
+def frontier(
+    groups: int,
+    *,
+    save_s: float,
+    restart_s: float,
+    system_mtbf_s: float,
+    redundancy: tuple[int, int] = (1, 28),
+    placements: Sequence[PlacementLike] = DEFAULT_PLACEMENTS,
+) -> list[dict[str, Any]]:
+    """What the closed forms say for every redundancy and placement that fits; no step time is needed.
+
+    Returns:
+        Rows with r, placement, masked, restart_every_s, stacks, interval_s, availability, relative_time, and band: the
+        relative time if all restarts were as far apart as the last, and the first, tenth of them.
+    """
+    options = {
+        "groups": groups, "redundancy": list(redundancy), "placements": [as_placement(each) for each in placements],
+        "save_s": save_s, "restart_s": restart_s, "system_mtbf_s": system_mtbf_s,
+    }  # fmt: skip
+    rows: list[dict[str, Any]] = json.loads(_native.spare_frontier_json(json.dumps(options)))
+    return rows
+
+
+def plan(  # noqa: D417 - the other arguments are those of simulate
+    groups: int,
+    *,
+    save_s: float,
+    restart_s: float,
+    compute_s: float | None = None,
+    steps: int | None = None,
+    all_reduce_s: float = 0.0,
+    group_mtbf_s: float | None = None,
+    system_mtbf_s: float | None = None,
+    weibull_shape: float | None = None,
+    domain_groups: int = 0,
+    domain_mtbf_s: float | None = None,
+    stall_s: float | None = None,
+    checkpoint_steps: int | None = None,
+    detection_s: float = 0.0,
+    shrink_s: float = 0.0,
+    repair_s: float | None = None,
+    swap_s: float = 0.0,
+    spares: int = 0,
+    jitter: float = 0.0,
+    data_s: float = 0.0,
+    redundancy: tuple[int, int] = (2, 28),
+    placements: Sequence[PlacementLike] = DEFAULT_PLACEMENTS,
+    fits_memory: int | None = None,
+    gpus_per_group: int | None = None,
+    cost_per_gpu_hour: float | None = None,
+    seeds: int = 32,
+    threads: int = 0,
+) -> dict[str, Any]:
+    """Recommends redundancy, placement and checkpoint interval for the least expected time to train.
+
+    With `compute_s` and `steps`, finalists and other policies are simulated on the same failures; without, the closed
+    forms answer in relative times. What needs an input that is not given is None.
+
+    Args:
+        groups: Model-parallel groups, N.
+        save_s: Time to write a checkpoint, seconds.
+        restart_s: Time to restart, seconds.
+        compute_s: Compute of one stack entry, seconds.
+        steps: Optimiser steps.
+        redundancy: Smallest and largest `r` to consider.
+        placements: Placements to consider.
+        fits_memory: Largest redundancy that fits into device memory.
+        gpus_per_group: GPUs of a group, for GPU hours.
+        cost_per_gpu_hour: For the cost.
+
+    Other arguments: as for [`simulate`][prism_core.spare.simulate].
+
+    Returns:
+        `best`, `finalists`, `alternatives`, `sensitivities`, `warnings`, `frontier`, and the inputs that are unknown.
+    """
+    failures = _failures(groups, group_mtbf_s, system_mtbf_s, weibull_shape, domain_groups, domain_mtbf_s)
+    rate = groups / failures["group_mtbf_s"] if failures["group_mtbf_s"] > 0 else float("inf")
+    if domain_groups and domain_mtbf_s:
+        rate += -(-groups // domain_groups) / domain_mtbf_s
+    if rate <= 0 or rate == float("inf"):
+        raise ConfigError("the mean time between failures must be above 0")
+    high = min(redundancy[1], fits_memory) if fits_memory is not None else redundancy[1]
+    rows = frontier(
+        groups, save_s=save_s if stall_s is None else stall_s, restart_s=restart_s, system_mtbf_s=1 / rate,
+        redundancy=(redundancy[0], high), placements=placements,
+    )  # fmt: skip
+    found: dict[str, Any] = {"groups": groups, "system_mtbf_s": 1 / rate, "frontier": rows}
+    unknown = [name for name, value in (("compute_s", compute_s), ("steps", steps)) if value is None]
+    if unknown:
+        best = min(rows, key=lambda row: (row["relative_time"], row["r"]))
+        found |= {
+            "best": {"policy": "spare", "simulated": None, "checkpoint_steps": None, "no_progress": None, **best},
+            "finalists": [], "alternatives": [], "sensitivities": [],
+            "warnings": ["the step time or the number of steps is unknown: closed forms only, in relative times"],
+        }  # fmt: skip
+    else:
+        options = {
+            "job": {
+                "groups": groups, "steps": steps, "compute_s": compute_s, "all_reduce_s": all_reduce_s,
+                "jitter": jitter, "data_s": data_s,
+            },
+            "failures": failures,
+            "recovery": _recovery(
+                save_s, stall_s, checkpoint_steps or 0, restart_s, detection_s, shrink_s, repair_s, swap_s
+            ),
+            "redundancy": list(redundancy), "placements": [as_placement(each) for each in placements],
+            "spares": spares, "fits_memory": fits_memory, "seeds": seeds, "threads": _threads(threads),
+        }  # fmt: skip
+        found |= json.loads(_native.spare_plan_json(json.dumps(options)))
+    _add_cost(found, groups, gpus_per_group, cost_per_gpu_hour)
+    optional = {
+        "repair_s": repair_s, "gpus_per_group": gpus_per_group, "cost_per_gpu_hour": cost_per_gpu_hour,
+        "fits_memory": fits_memory,
+    }  # fmt: skip
+    found["unknown"] = [*unknown, *(name for name, value in optional.items() if value is None)]
+    return found
+
+
+def _add_cost(found: dict[str, Any], groups: int, gpus_per_group: int | None, price: float | None) -> None:
+    """GPU hours and cost of every simulated choice, where they are known."""
+    for choice in [found["best"], *found["finalists"], *found["alternatives"]]:
+        summary = choice["simulated"]
+        hours = None
+        if summary is not None and gpus_per_group is not None and summary["finished"] == summary["runs"]:
+            hours = summary["total_s"]["mean"] / 3600 * (groups + (choice["spares"] or 0)) * gpus_per_group
+        choice["gpu_hours"] = hours
+        choice["cost"] = None if hours is None or price is None else hours * price
