@@ -88,7 +88,9 @@ proptest! {
             }
             let before: BTreeMap<u32, Vec<u32>> = (0..n).map(|group| (group, layout.computed(group).to_vec())).collect();
             let had = layout.stacks();
-            groups.iter().for_each(|group| live[*group as usize] = false);
+            for group in &groups {
+                live[*group as usize] = false;
+            }
             let plan = layout.fail(&groups).unwrap();
             let is_covered = |shard: u32| (0..n).any(|group| live[group as usize] && before[&group].contains(&shard));
             let cost = |shard: u32, group: u32| i64::from(!before[&group].contains(&shard));
@@ -106,7 +108,7 @@ proptest! {
                 }
                 Action::Reorder => {
                     prop_assert!(!(0..n).all(is_covered));
-                    let least = (had..).find(|s| min_cost(&stacks, &live, i64::from(*s), cost).is_some()).unwrap();
+                    let least = (had..=n).find(|s| min_cost(&stacks, &live, i64::from(*s), cost).is_some()).unwrap();
                     prop_assert_eq!(plan.stacks, least);
                     let cheapest = min_cost(&stacks, &live, i64::from(least), cost).unwrap();
                     prop_assert_eq!(plan.moves.len() as i64, cheapest);
