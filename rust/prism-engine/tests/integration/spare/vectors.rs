@@ -191,6 +191,7 @@ fn is_near(value: &Value, expected: &Value, tolerance: &Value) -> bool {
 }
 
 #[test]
+#[allow(clippy::print_stderr, reason = "says why it is skipped")]
 fn the_vectors_hold() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/spare/vectors.json");
     let Ok(text) = std::fs::read_to_string(&file) else {
