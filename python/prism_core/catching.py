@@ -38,7 +38,7 @@ own.dlopen.argtypes = [ctypes.c_char_p, ctypes.c_int]
 own.dlmopen.argtypes = [ctypes.c_long, ctypes.c_char_p, ctypes.c_int]
 own.dlsym.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
 class Info(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_char_p if name == "path" else ctypes.c_void_p) for name in ("path", "base", "name", "at")]
+    _fields_ = [("path", ctypes.c_char_p)] + [(name, ctypes.c_void_p) for name in ("base", "name", "at")]
 own.dladdr.argtypes = [ctypes.c_void_p, ctypes.POINTER(Info)]
 def owner(handle, symbol):
     address, info = own.dlsym(handle, symbol), Info()
