@@ -57,8 +57,9 @@ impl fmt::Display for Intruder {
         match &self.reason {
             Reason::SecondLibrary => write!(
                 f,
-                "a second NCCL is loaded and its calls are not emulated: {path}. It was opened by its path, past the preload \
-                 (run without PRISM_AUDIT=off, which keeps it out) or by dlmopen (use dlopen)"
+                "a second NCCL is loaded and its calls are not emulated: {path}. It was opened by its path past the preload \
+                 (run without PRISM_AUDIT=off, which keeps it out), under another file name (open libnccl.so.2), or by \
+                 dlmopen (use dlopen)"
             ),
             Reason::LinkedIn(evidence) => write!(
                 f,
