@@ -23,8 +23,11 @@ if when == "before":
     ctypes.CDLL(path)
 assert driver.cuInit(0) == 0
 print("the device is there", flush=True)
-if when == "after":
+if when != "before":
     ctypes.CDLL(path)
+if when == "training":
+    ctypes.CDLL(None).prism_marker(1, None)  # as the framework hook does at the first iteration
+    print("trained", flush=True)
 """
 
 
@@ -43,15 +46,16 @@ def collect(prism: Callable[..., Any], folder: Path, when: str, library: Path) -
     return outcome.error, graph.with_suffix(".logs").joinpath("rank-3.log").read_text()
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", ["before", "training", "after"])
 def test_a_library_with_nccl_linked_in_ends_the_run(when: str, prism: Callable[..., Any], tmp_path: Path) -> None:
-    """Before the device is used: at once. Later: at the end of the process at the latest, so it is no success."""
+    """Before the device is used: at once. Later: at the next mark of an iteration, or at the end of the process."""
     sources = [SOURCES / "framework.c", SOURCES / "other_nccl.c"]
     library = build(tmp_path, "libframework.so", "-Wl,-Bsymbolic", *sources)
     error, log = collect(prism, tmp_path, when, library)
     assert error["kind"] == "ShimError"
     assert f"rank 3: NCCL is linked statically into {library} (NCCL version 2.99.9+cuda13.0)" in error["message"]
-    assert ("the device is there" in log) == (when == "after")
+    assert ("the device is there" in log) == (when != "before")
+    assert "trained" not in log
 
 
 def test_a_second_nccl_by_path_is_kept_out_or_ends_the_run(

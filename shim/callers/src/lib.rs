@@ -174,7 +174,7 @@ mod tests {
         let text = |reason| Intruder { path: PathBuf::from("/opt/x.so"), reason }.to_string();
         for (reason, remedy) in [
             (Reason::SecondLibrary, "PRISM_AUDIT"),
-            (Reason::LinkedIn("NCCL version 2.30.7+cuda13.3".into()), "HOROVOD_NCCL_LINK"),
+            (Reason::LinkedIn("it defines ncclCommInitRank".into()), "HOROVOD_NCCL_LINK"),
             (Reason::OwnNamespace, "dlopen"),
         ] {
             let text = text(reason);
