@@ -20,6 +20,8 @@ AUDIT_NAME = "libprism_audit.so"
 #: Set to `off`: no LD_AUDIT. A client that loads NCCL past the preload then ends the run.
 ENV_AUDIT = "PRISM_AUDIT"
 HOW_TO_BUILD = "build it with `make build`"
+#: Files with NCCL code (`:` between them) of which the user says that the run does not call it; told to the libraries.
+ENV_UNUSED_NCCL = "PRISM_UNUSED_NCCL"
 #: Exit code of an interpreter that finds itself without the preload (set by the hook, which imports nothing of ours).
 EXIT_NO_PRELOAD = 97
 #: Exit code of a process with NCCL code that is not caught (set by the preloaded libraries).
@@ -131,5 +133,6 @@ def _our_variables(rank: int, placement: Placement, shims: list[Path], base: Map
         "PRISM_WORLD_SIZE": str(placement.world_size),
         "PRISM_DEVICE": placement.device,
         "PYTHONPATH": os.pathsep.join(python_path),
+        **{name: base[name] for name in (ENV_UNUSED_NCCL,) if base.get(name)},
         **loader_variables(shims, base),
     }

@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from prism_core.catching import program_problem
-from prism_core.environment import EXIT_NO_PRELOAD, EXIT_NOT_CAUGHT, Placement, check_shims, rank_environment
+from prism_core.environment import (
+    ENV_UNUSED_NCCL,
+    EXIT_NO_PRELOAD,
+    EXIT_NOT_CAUGHT,
+    Placement,
+    check_shims,
+    rank_environment,
+)
 from prism_core.errors import (
     DeadlockError,
     MismatchError,
@@ -211,6 +218,8 @@ class RankGroup:
         self._running: dict[int, _RankProcess] = {}
         self._shims = check_shims()
         self._signals = _Signals()
+        if os.environ.get(ENV_UNUSED_NCCL):
+            logger.warning("%s: taken to be unused: %s", ENV_UNUSED_NCCL, os.environ[ENV_UNUSED_NCCL])
         #: How far the group got, also when `run` was interrupted.
         self.result = GroupResult(uncatchable=program_problem(self._argv[0]) if self._argv else None)
         if self.result.uncatchable is not None:

@@ -229,6 +229,35 @@ def test_stubs_that_open_nccl_are_let_in_and_other_definitions_are_not(built: Pa
     assert "it defines ncclCommInitRank" in child.stderr
 
 
+def test_a_copy_that_the_user_says_is_unused_does_not_end_the_run(built: Path, tmp_path: Path) -> None:
+    library = tmp_path / "libframework.so"
+    gcc("-shared", "-fPIC", "-Wl,-Bsymbolic", SOURCES / "framework.c", SOURCES / "other_nccl.c", "-o", library)
+    (tmp_path / "link").symlink_to(tmp_path)
+    child = ask_framework(library, PRISM_UNUSED_NCCL=f"/elsewhere.so:{tmp_path}/link/libframework.so")
+    assert child.returncode == 0 and "cuInit" in child.stdout
+    child = ask_framework(library, PRISM_UNUSED_NCCL="/elsewhere.so")
+    assert child.returncode == EXIT_NOT_CAUGHT and f"PRISM_UNUSED_NCCL={library}" in child.stderr
+
+
+def test_a_stand_in_can_open_the_library_it_stands_for(built: Path, tmp_path: Path) -> None:
+    """The audit library replaces what others ask for, not what our own libraries do."""
+    source = tmp_path / "open.c"
+    source.write_text("""
+        #include <dlfcn.h>
+        int version_of(const char *path) {
+            void *library = dlopen(path, RTLD_NOW);
+            int version = 0, (*get)(int *) = library ? (int (*)(int *))dlsym(library, "ncclGetVersion") : 0;
+            return get && !get(&version) ? version : -1;
+        }
+    """)
+    program = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).version_of(sys.argv[2].encode()))"
+    for name, version in {"libprism_any.so": OTHER, "libany.so": OURS}.items():
+        gcc("-shared", "-fPIC", source, "-o", tmp_path / name, "-ldl")
+        command = [sys.executable, "-S", "-c", program, str(tmp_path / name), str(built / "other/libnccl.so.2")]
+        child = subprocess.run(command, capture_output=True, text=True, env=run_environment(audit=True), check=True)
+        assert child.stdout.split() == [version]
+
+
 def test_the_real_library_may_be_there_when_calls_are_passed_on_to_it(built: Path) -> None:
     real = str(built / "other/libnccl.so.2")
     child = run(built, "dlopen", real, "device", audit=False, PRISM_REAL_NCCL=real)
@@ -262,11 +291,23 @@ def test_the_doctor_sees_an_audit_library_that_the_loader_cannot_use(tmp_path: P
     assert finding.state == "error" and AUDIT_NAME in finding.detail
 
 
+def without_loader(program: bytes) -> bytes:
+    """A program that asks for no loader, as one that is linked statically (whose libraries need not be installed)."""
+    data = bytearray(program)
+    (table,) = struct.unpack_from("<Q", data, 32)
+    size, count = struct.unpack_from("<HH", data, 54)
+    for header in range(table, table + size * count, size):
+        if struct.unpack_from("<I", data, header) == (3,):  # PT_INTERP
+            struct.pack_into("<I", data, header, 0)
+    return bytes(data)
+
+
 def test_a_program_nothing_can_be_preloaded_into_is_told(tmp_path: Path) -> None:
     source = tmp_path / "main.c"
     source.write_text("int main(void) { return 0; }\n")
-    gcc("-static", source, "-o", tmp_path / "static")
     gcc(source, "-o", tmp_path / "plain")
+    (tmp_path / "static").write_bytes(without_loader((tmp_path / "plain").read_bytes()))
+    (tmp_path / "static").chmod(0o755)
     shutil.copy(tmp_path / "plain", tmp_path / "setuid")
     (tmp_path / "setuid").chmod(0o4755)
     script, by_env = tmp_path / "script", tmp_path / "by_env"

@@ -77,6 +77,8 @@ def test_what_the_user_preloads_stays_and_an_outer_session_does_not() -> None:
 def test_the_audit_library_can_be_left_out() -> None:
     variables = environment.rank_environment(0, PLACEMENT, [Path("/s/a.so")], {"PRISM_AUDIT": "off"})
     assert "LD_AUDIT" not in variables and "PRISM_AUDIT" not in variables
+    unused = environment.rank_environment(0, PLACEMENT, [Path("/s/a.so")], {"PRISM_UNUSED_NCCL": "/x.so:/y.so"})
+    assert unused["PRISM_UNUSED_NCCL"] == "/x.so:/y.so"
     assert "LD_AUDIT" in environment.rank_environment(0, PLACEMENT, [Path("/s/a.so")], {"PRISM_AUDIT": "on"})
     with pytest.raises(ShimError, match="PRISM_AUDIT=no is neither on nor off"):
         environment.rank_environment(0, PLACEMENT, [Path("/s/a.so")], {"PRISM_AUDIT": "no"})

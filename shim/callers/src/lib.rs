@@ -28,6 +28,8 @@ use std::sync::{Mutex, TryLockError};
 pub const EXIT_NOT_CAUGHT: i32 = 98;
 /// Path of the real library in runs that pass calls on to it; it may be mapped.
 const ENV_REAL_NCCL: &str = "PRISM_REAL_NCCL";
+/// Files (`:` between them) with NCCL code of which the user says that this run does not call it.
+const ENV_UNUSED_NCCL: &str = "PRISM_UNUSED_NCCL";
 /// Functions that make a communicator: without them no other function does anything.
 const MAKERS: [&str; 4] = ["ncclCommInitRank", "ncclCommInitRankConfig", "ncclCommInitAll", "ncclCommInitRankScalable"];
 
@@ -64,7 +66,8 @@ impl fmt::Display for Intruder {
             Reason::LinkedIn(evidence) => write!(
                 f,
                 "NCCL is linked statically into {path} ({evidence}) and its calls are not emulated. Use a build that needs \
-                 libnccl.so.2 (PyTorch: USE_SYSTEM_NCCL=1 without USE_STATIC_NCCL, Horovod: HOROVOD_NCCL_LINK=SHARED)"
+                 libnccl.so.2 (PyTorch: USE_SYSTEM_NCCL=1 without USE_STATIC_NCCL, Horovod: HOROVOD_NCCL_LINK=SHARED); if \
+                 this run never calls it, say {ENV_UNUSED_NCCL}={path}"
             ),
             Reason::OwnNamespace => write!(
                 f,
@@ -144,8 +147,10 @@ fn is_libnccl(name: &[u8]) -> bool {
 }
 
 fn is_allowed(path: &Path) -> bool {
-    let Some(real) = std::env::var_os(ENV_REAL_NCCL) else { return false };
-    path == Path::new(&real) || std::fs::canonicalize(real).is_ok_and(|real| real == path)
+    let is_it = |named: &Path| path == named || std::fs::canonicalize(named).is_ok_and(|named| named == path);
+    std::env::var_os(ENV_REAL_NCCL).is_some_and(|real| is_it(Path::new(&real)))
+        || std::env::var_os(ENV_UNUSED_NCCL)
+            .is_some_and(|unused| std::env::split_paths(&unused).any(|path| is_it(&path)))
 }
 
 #[cfg(test)]
