@@ -100,9 +100,8 @@ def other(tmp_path: Path) -> Path:
 
 
 def ask(program: str, folder: str, other: Path, **changes: str) -> dict[str, Any]:
-    environment = nccl_support.environment(
-        LD_LIBRARY_PATH=str(other), PYTHONPATH=":".join([*FOLDERS, folder]), **changes
-    )
+    changes = {"PRISM_NCCL_VERSION": "2.30.7", "PYTHONPATH": ":".join([*FOLDERS, folder]), **changes}
+    environment = nccl_support.environment(LD_LIBRARY_PATH=str(other), **changes)
     environment |= loader_variables([nccl_support.shim().parent / name for name in SHIM_NAMES], environment)
     command = [sys.executable, "-W", "ignore", "-c", f"import os\n{program}{REPORT}", folder]
     child = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
