@@ -61,13 +61,11 @@ def test_a_rank_finds_the_place_torchrun_would_give_it() -> None:
 
 def test_what_the_user_preloads_stays_and_an_outer_session_does_not() -> None:
     base = {
-        "LD_PRELOAD": "/usr/lib/other.so", "LD_AUDIT": "/usr/lib/audit.so", "PYTHONPATH": "/mine",
-        "OMP_NUM_THREADS": "4", "PRISM_HOOKED": "1",
+        "LD_PRELOAD": "/usr/lib/other.so", "PYTHONPATH": "/mine", "OMP_NUM_THREADS": "4", "PRISM_HOOKED": "1",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TORCHELASTIC_ERROR_FILE": "/e",
     }  # fmt: skip
     variables = environment.rank_environment(0, PLACEMENT, [Path("/s/a.so")], base)
     assert variables["LD_PRELOAD"] == "/s/a.so:/usr/lib/other.so"
-    assert variables["LD_AUDIT"] == "/s/libprism_audit.so:/usr/lib/audit.so"
     assert variables["PYTHONPATH"] == f"{environment.BOOTSTRAP_FOLDER}:/mine"
     assert variables["OMP_NUM_THREADS"] == "4"
     assert variables["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
@@ -79,7 +77,8 @@ def test_the_audit_library_can_be_left_out() -> None:
     assert "LD_AUDIT" not in variables and "PRISM_AUDIT" not in variables
     unused = environment.rank_environment(0, PLACEMENT, [Path("/s/a.so")], {"PRISM_UNUSED_NCCL": "/x.so:/y.so"})
     assert unused["PRISM_UNUSED_NCCL"] == "/x.so:/y.so"
-    assert "LD_AUDIT" in environment.rank_environment(0, PLACEMENT, [Path("/s/a.so")], {"PRISM_AUDIT": "on"})
+    both = environment.rank_environment(0, PLACEMENT, [Path("/s/a.so")], {"PRISM_AUDIT": "on", "LD_AUDIT": "/u.so"})
+    assert both["LD_AUDIT"] == "/s/libprism_audit.so:/u.so"
     with pytest.raises(ShimError, match="PRISM_AUDIT=no is neither on nor off"):
         environment.rank_environment(0, PLACEMENT, [Path("/s/a.so")], {"PRISM_AUDIT": "no"})
 
