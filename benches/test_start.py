@@ -15,7 +15,7 @@ import prism_core
 import pytest
 from conftest import WORLD, Job
 from figures import check_goal, report
-from prism_core.environment import check_shims, preload_variable
+from prism_core.environment import check_shims, loader_variables
 
 FIRST_ITERATION_GOAL_S = 6.0
 IMPORT = [sys.executable, "-c", "import torch; print(torch.__version__)"]
@@ -47,9 +47,9 @@ def timed(command: list[str], environment: dict[str, str]) -> tuple[Cost, str]:
 
 
 def test_import_of_torch(benchmark: Any) -> None:
-    """Pairs of an import without and with the preloaded libraries (no session)."""
-    without = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    preloaded = {**without, "LD_PRELOAD": preload_variable(check_shims(), None)}
+    """Pairs of an import without and with the preloaded libraries and the audit library (no session)."""
+    without = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", "LD_AUDIT")}
+    preloaded = {**without, **loader_variables(check_shims(), {})}
     assert timed(IMPORT, without)[1] == timed(IMPORT, preloaded)[1]
     pairs: list[tuple[Cost, Cost]] = []
 

@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from prism_core import _native
-from prism_core.environment import SHIM_FOLDER, SHIM_NAMES, preload_variable, shim_problem
+from prism_core import _native, catching
+from prism_core.environment import AUDIT_NAME, ENV_AUDIT, SHIM_FOLDER, SHIM_NAMES, preload_variable, shim_problem
+from prism_core.errors import ShimError
 
 SESSION_SYMBOL = "prism_session_table_v1"
 State = Literal["ok", "warning", "error"]
@@ -41,8 +42,8 @@ class Finding:
 
 def examine(folder: Path = SHIM_FOLDER) -> list[Finding]:
     """Looks at everything a run depends on."""
-    findings = [_shim(folder / name) for name in SHIM_NAMES]
-    findings.append(probe_preload(folder))
+    findings = [_shim(folder / name) for name in (*SHIM_NAMES, AUDIT_NAME)]
+    findings += [probe_preload(folder), probe_catching(folder)]
     findings += _versions()
     checks: list[Callable[[], Finding]] = [_profiles, _second_nccl, _memfd, _open_files, _devices]
     return findings + [check() for check in checks]
@@ -89,6 +90,25 @@ def probe_preload(folder: Path = SHIM_FOLDER) -> Finding:
     if not seen["symbol"]:
         return Finding("preload", "error", f"in place, but {SESSION_SYMBOL} is not exported: rebuild the libraries")
     return Finding("preload", "ok", f"{', '.join(SHIM_NAMES)} are mapped in a child")
+
+
+def probe_catching(folder: Path = SHIM_FOLDER) -> Finding:
+    """Tries in a child every way a program can get at NCCL and the driver."""
+    try:
+        ways = catching.probe(folder)
+    except ShimError as error:
+        return Finding("catching", "error", str(error))
+    caught, missed = ([way for way, is_ours in ways.items() if is_ours is wanted] for wanted in (True, False))
+    if not missed:
+        note = catching.libc_problem()
+        detail = f"preload and audit lead here from: {', '.join(caught)}"
+        return Finding("catching", "warning" if note else "ok", f"{detail}; {note}" if note else detail)
+    by_audit = set(missed) <= set(catching.BY_AUDIT)
+    if by_audit and os.environ.get(ENV_AUDIT) == "off":
+        detail = f"{ENV_AUDIT}=off; not caught (a second NCCL then ends the program): {', '.join(missed)}"
+        return Finding("catching", "warning", detail)
+    reason = (by_audit and catching.libc_problem()) or f"is {AUDIT_NAME if by_audit else 'the preload'} in place?"
+    return Finding("catching", "error", f"not caught: {', '.join(missed)}; {reason}")
 
 
 def _last(text: str) -> str:

@@ -15,9 +15,17 @@ _PACKAGE = Path(__file__).resolve().parent
 SHIM_FOLDER = _PACKAGE / "_shim"
 BOOTSTRAP_FOLDER = _PACKAGE / "_bootstrap"
 SHIM_NAMES = ("libprism_cuda.so", "libprism_nccl.so", "libprism_nvml.so")
+#: Leads every way of loading NCCL or the driver to the libraries above (LD_AUDIT).
+AUDIT_NAME = "libprism_audit.so"
+#: Set to `off`: no LD_AUDIT. A client that loads NCCL past the preload then ends the run.
+ENV_AUDIT = "PRISM_AUDIT"
 HOW_TO_BUILD = "build it with `make build`"
+#: Files with NCCL code (`:` between them) of which the user says that the run does not call it; told to the libraries.
+ENV_UNUSED_NCCL = "PRISM_UNUSED_NCCL"
 #: Exit code of an interpreter that finds itself without the preload (set by the hook, which imports nothing of ours).
 EXIT_NO_PRELOAD = 97
+#: Exit code of a process with NCCL code that is not caught (set by the preloaded libraries).
+EXIT_NOT_CAUGHT = 98
 
 #: ELF machine numbers (elf.h) by the name Python gives the machine.
 _ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
@@ -38,7 +46,7 @@ class Placement:
 def check_shims(folder: Path = SHIM_FOLDER) -> list[Path]:
     """The libraries to preload, checked: the loader only warns about one that it cannot use."""
     paths = [folder / name for name in SHIM_NAMES]
-    for path in paths:
+    for path in [*paths, folder / AUDIT_NAME]:
         problem = shim_problem(path)
         if problem is not None:
             raise ShimError(problem)
@@ -64,8 +72,23 @@ def shim_problem(path: Path) -> str | None:
 
 
 def preload_variable(shims: list[Path], existing: str | None) -> str:
-    """Value of LD_PRELOAD: ours first, then what was there."""
+    """Value of LD_PRELOAD or LD_AUDIT: ours first, then what was there."""
     return ":".join([*map(str, shims), *([existing] if existing else [])])
+
+
+def loader_variables(shims: list[Path], base: Mapping[str, str]) -> dict[str, str]:
+    """What makes the loader use our libraries, in addition to what `base` already asks of it.
+
+    Raises:
+        ShimError: The switch for the audit library has an unknown value.
+    """
+    variables = {"LD_PRELOAD": preload_variable(shims, base.get("LD_PRELOAD"))}
+    switch = base.get(ENV_AUDIT, "on")
+    if switch not in ("on", "off"):
+        raise ShimError(f"{ENV_AUDIT}={switch} is neither on nor off")
+    if switch == "on" and shims:
+        variables["LD_AUDIT"] = preload_variable([shims[0].parent / AUDIT_NAME], base.get("LD_AUDIT"))
+    return variables
 
 
 def rank_environment(rank: int, placement: Placement, shims: list[Path], base: Mapping[str, str]) -> dict[str, str]:
@@ -109,6 +132,7 @@ def _our_variables(rank: int, placement: Placement, shims: list[Path], base: Map
         "PRISM_RANK": str(rank),
         "PRISM_WORLD_SIZE": str(placement.world_size),
         "PRISM_DEVICE": placement.device,
-        "LD_PRELOAD": preload_variable(shims, base.get("LD_PRELOAD")),
         "PYTHONPATH": os.pathsep.join(python_path),
+        **{name: base[name] for name in (ENV_UNUSED_NCCL,) if base.get(name)},
+        **loader_variables(shims, base),
     }

@@ -18,7 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from prism_core.environment import EXIT_NO_PRELOAD, Placement, check_shims, rank_environment
+from prism_core.catching import program_problem
+from prism_core.environment import (
+    ENV_UNUSED_NCCL,
+    EXIT_NO_PRELOAD,
+    EXIT_NOT_CAUGHT,
+    Placement,
+    check_shims,
+    rank_environment,
+)
 from prism_core.errors import (
     DeadlockError,
     MismatchError,
@@ -46,6 +54,8 @@ _VERDICTS: tuple[tuple[type[PrismError], re.Pattern[str]], ...] = (
     (DeadlockError, re.compile(r"^(?:rank \d+: )?deadlock\b")),
     (MismatchError, re.compile(r"^(?:rank \d+: )?(?:collective|message) \d+ of communicator\b")),
 )
+#: What a process says before it ends with EXIT_NOT_CAUGHT (shim/callers).
+_NOT_CAUGHT = re.compile(r"^prism: (.*(?:not emulated|namespace of its own).*)$", re.MULTILINE)
 HOW_TO_INSTALL_TORCH = "install it with `python -m prism_core.slim`"
 
 
@@ -82,12 +92,14 @@ class GroupResult:
         wall_ns: How long the process of each of them ran.
         failed_rank: The first rank that ended with another code than 0.
         session_failure: The engine's text, if it stopped the run.
+        uncatchable: Why nothing can be preloaded into the program itself, if that is so.
     """
 
     returncodes: dict[int, int] = field(default_factory=dict)
     wall_ns: dict[int, int] = field(default_factory=dict)
     failed_rank: int | None = None
     session_failure: str | None = None
+    uncatchable: str | None = None
 
 
 def session_status(session: SessionLike) -> tuple[str | None, dict[int, RankStatus]]:
@@ -206,8 +218,12 @@ class RankGroup:
         self._running: dict[int, _RankProcess] = {}
         self._shims = check_shims()
         self._signals = _Signals()
+        if os.environ.get(ENV_UNUSED_NCCL):
+            logger.warning("%s: taken to be unused: %s", ENV_UNUSED_NCCL, os.environ[ENV_UNUSED_NCCL])
         #: How far the group got, also when `run` was interrupted.
-        self.result = GroupResult()
+        self.result = GroupResult(uncatchable=program_problem(self._argv[0]) if self._argv else None)
+        if self.result.uncatchable is not None:
+            logger.warning("%s; only dynamically linked programs that it starts are emulated", self.result.uncatchable)
 
     def run(self, ranks: Sequence[int]) -> GroupResult:
         """Runs the ranks to their end, or until one fails or the engine stops the run."""
@@ -345,25 +361,34 @@ def failure_of(result: GroupResult, session: SessionLike, logs: Path) -> PrismEr
     failed, status = session_status(session)
     culprit = _first_dead(result, status)
     if culprit is not None:
-        return _rank_failure(culprit, result.returncodes[culprit], status, logs)
+        return _rank_failure(culprit, result, status, logs)
     if result.session_failure is not None:
         return session_error(result.session_failure)
     if result.failed_rank is not None:
-        return _rank_failure(result.failed_rank, result.returncodes[result.failed_rank], status, logs)
+        return _rank_failure(result.failed_rank, result, status, logs)
     if failed is not None:
         return session_error(failed)
     for rank in sorted(status):
         if rank in result.returncodes and not status[rank].connected:
             return SessionError(
                 f"rank {rank} ended without one CUDA or NCCL call under the preload: "
-                "is this the training program, and does `prism doctor` say the preload is in place?"
+                + (
+                    result.uncatchable
+                    or "is this the training program, and does `prism doctor` say the preload is in place?"
+                )
             )
     return None
 
 
 def _first_dead(result: GroupResult, status: dict[int, RankStatus]) -> int | None:
-    """The rank that died while the session was well: a verdict of the engine after that only follows from it."""
+    """The rank that died while the session was well: a verdict of the engine after that only follows from it.
+
+    A rank with NCCL calls that were not caught comes first: what the engine says of such a run means nothing.
+    """
     dead = [rank for rank, code in sorted(result.returncodes.items()) if code != 0]
+    uncaught = [rank for rank in dead if result.returncodes[rank] == EXIT_NOT_CAUGHT and rank in status]
+    if uncaught:
+        return uncaught[0]
     dead = [rank for rank in dead if rank in status and status[rank].ended_before_failure]
     return dead[0] if dead else None
 
@@ -376,9 +401,11 @@ def session_error(text: str) -> PrismError:
     return SessionError(text)
 
 
-def _rank_failure(rank: int, code: int, ranks: dict[int, RankStatus], logs: Path) -> PrismError:
-    status = ranks.get(rank, RankStatus())
+def _rank_failure(rank: int, result: GroupResult, ranks: dict[int, RankStatus], logs: Path) -> PrismError:
+    status, code = ranks.get(rank, RankStatus()), result.returncodes[rank]
     path = log_path(logs, rank)
+    if code == EXIT_NOT_CAUGHT and (reasons := _NOT_CAUGHT.findall(_read_tail(path))):
+        return ShimError(f"rank {rank}: {reasons[-1]} (output: {path})")
     if code == EXIT_NO_PRELOAD and not status.connected:
         return ShimError(f"rank {rank} ran without the preloaded libraries: ask `prism doctor` ({path})")
     if _NO_TORCH.search(_read_tail(path)) and not status.connected:
@@ -387,6 +414,8 @@ def _rank_failure(rank: int, code: int, ranks: dict[int, RankStatus], logs: Path
     if status.last_op:
         where = f"after {status.iterations} iterations, last op: {status.last_op}"
     message = f"rank {rank} ended with exit code {code} {where} (output: {path})"
+    if result.uncatchable is not None and not status.connected:
+        message += f"; {result.uncatchable}"
     return RankFailedError(message, rank=rank, returncode=code, last_op=status.last_op)
 
 

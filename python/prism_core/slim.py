@@ -415,7 +415,7 @@ def _assign(symbol: Undefined, missing: dict[str, StandIn]) -> None:
 
 def _child_environment() -> dict[str, str]:
     """The environment without a preload: tools must not load the emulated device."""
-    return {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
+    return {key: value for key, value in os.environ.items() if key not in ("LD_PRELOAD", "LD_AUDIT")}
 
 
 def _digest(data: bytes) -> str:

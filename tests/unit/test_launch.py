@@ -50,7 +50,7 @@ def test_a_rank_finds_the_place_torchrun_would_give_it() -> None:
         "GROUP_WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "7", "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0", "TORCH_GLOO_LAZY_INIT": "1", "PRISM_RANK": "17", "PRISM_WORLD_SIZE": "20",
         "PRISM_SESSION": "/tmp/none/socket", "PRISM_DEVICE": "emulated", "LD_PRELOAD": "/s/a.so:/s/b.so",
-        "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "A": "1",
+        "LD_AUDIT": "/s/libprism_audit.so", "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "A": "1",
     }  # fmt: skip
     assert expected.items() <= variables.items()
     assert {name for name in variables if name.startswith("PRISM_")} == {
@@ -72,6 +72,17 @@ def test_what_the_user_preloads_stays_and_an_outer_session_does_not() -> None:
     assert "PRISM_HOOKED" not in variables and "TORCHELASTIC_ERROR_FILE" not in variables
 
 
+def test_the_audit_library_can_be_left_out() -> None:
+    variables = environment.rank_environment(0, PLACEMENT, [Path("/s/a.so")], {"PRISM_AUDIT": "off"})
+    assert "LD_AUDIT" not in variables and "PRISM_AUDIT" not in variables
+    unused = environment.rank_environment(0, PLACEMENT, [Path("/s/a.so")], {"PRISM_UNUSED_NCCL": "/x.so:/y.so"})
+    assert unused["PRISM_UNUSED_NCCL"] == "/x.so:/y.so"
+    both = environment.rank_environment(0, PLACEMENT, [Path("/s/a.so")], {"PRISM_AUDIT": "on", "LD_AUDIT": "/u.so"})
+    assert both["LD_AUDIT"] == "/s/libprism_audit.so:/u.so"
+    with pytest.raises(ShimError, match="PRISM_AUDIT=no is neither on nor off"):
+        environment.rank_environment(0, PLACEMENT, [Path("/s/a.so")], {"PRISM_AUDIT": "no"})
+
+
 def elf(machine: int) -> bytes:
     return b"\x7fELF\x02\x01\x01" + bytes(9) + struct.pack("<HH", 3, machine)
 
@@ -83,6 +94,9 @@ def test_libraries_are_checked_before_anything_starts(tmp_path: Path) -> None:
         environment.check_shims(tmp_path)
     for shim in environment.SHIM_NAMES:
         (tmp_path / shim).write_bytes(elf(own))
+    with pytest.raises(ShimError, match=r"libprism_audit\.so is missing"):
+        environment.check_shims(tmp_path)
+    (tmp_path / environment.AUDIT_NAME).write_bytes(elf(own))
     assert environment.check_shims(tmp_path) == [tmp_path / shim for shim in environment.SHIM_NAMES]
     (tmp_path / "libprism_nccl.so").write_bytes(elf(other))
     with pytest.raises(ShimError, match=f"libprism_nccl.so is built for {name}, this machine is {platform.machine()}"):
@@ -165,6 +179,29 @@ def test_a_program_that_never_connects_is_told_from_a_missing_preload(tmp_path: 
     assert isinstance(failure, SessionError) and "without one CUDA or NCCL call" in str(failure)
     _, _, failure = run(f"exec {sys.executable} -c pass", tmp_path, [0])
     assert isinstance(failure, ShimError) and "ran without the preloaded libraries" in str(failure)
+
+
+@pytest.mark.usefixtures("fake_engine")
+def test_nccl_that_is_not_caught_is_the_failure_whatever_else_is_said(tmp_path: Path) -> None:
+    reason = "a second NCCL is loaded and its calls are not emulated: /opt/libnccl.so.2. It was opened by its path"
+    fakes.FakeSession.failure = "rank 5: deadlock: no progress is possible"
+    script = f"{fakes.CONNECT}; echo 'prism: {reason}'; echo more; exit 98"
+    _, _, failure = run(script, tmp_path, [5])
+    assert isinstance(failure, ShimError) and str(failure).startswith(f"rank 5: {reason} (output: ")
+
+
+@pytest.mark.usefixtures("fake_engine")
+def test_a_program_that_cannot_be_preloaded_is_told_before_and_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(launch, "program_problem", lambda command: f"{command} is linked statically")
+    _, _, failure = run("true", tmp_path, [0])
+    assert isinstance(failure, SessionError) and str(failure).endswith("under the preload: sh is linked statically")
+    assert "sh is linked statically" in caplog.text
+    _, _, failure = run("exit 3", tmp_path, [0])
+    assert isinstance(failure, RankFailedError) and str(failure).endswith("; sh is linked statically")
+    _, _, failure = run(f"{fakes.CONNECT}; exit 3", tmp_path, [0])
+    assert isinstance(failure, RankFailedError) and "statically" not in str(failure)
 
 
 @pytest.mark.usefixtures("fake_engine")

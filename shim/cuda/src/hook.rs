@@ -172,6 +172,8 @@ pub extern "C" fn prism_marker(kind: u32, stream: *mut c_void) -> c_int {
         if !known {
             return -1;
         }
+        // Libraries that were imported after the first CUDA call.
+        prism_callers::insist();
         let stream = stream::id(stream);
         let record = Record { kind: RecordKind::Marker as u16, stream, e: kind, ..Record::default() };
         session.append(record, 0).map_or(-1, |()| 0)

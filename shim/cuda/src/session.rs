@@ -99,6 +99,7 @@ fn connect() -> Result<(), Unavailable> {
     let Some(path) = std::env::var_os(ENV_SESSION).filter(|path| !path.is_empty()) else {
         return Err(Unavailable::Inert);
     };
+    prism_callers::insist();
     match open(Path::new(&path)) {
         Ok(session) => {
             clock::start(session.config.host.cost(HostCost::ClockRead));
@@ -141,7 +142,11 @@ extern "C" fn after_fork() {
 }
 
 extern "C" fn at_exit() {
-    STATE.store(EXITING, Ordering::Release);
+    let was = STATE.swap(EXITING, Ordering::AcqRel);
+    // What was loaded after the connection; a forked child is not the rank.
+    if was == CONNECTED {
+        clock::inside(prism_callers::insist);
+    }
 }
 
 /// Charges `host_cost_ns` to the host clock, stamps `record` with it and appends it. Makes the calling thread one that

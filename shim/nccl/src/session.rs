@@ -55,11 +55,15 @@ pub(crate) fn of_comm() -> Result<&'static Session, Failure> {
 /// The session, opened if need be. Without one the answer is NCCL's on a machine without a GPU.
 pub(crate) fn open() -> Result<&'static Session, Failure> {
     if let Some(session) = current() {
+        prism_callers::insist();
         return Ok(session);
     }
     let _opening = OPENING.lock();
     if let Some(session) = current() {
         return Ok(session);
+    }
+    if config::session_path().is_some() {
+        prism_callers::insist();
     }
     let session: &'static Session = Box::leak(Box::new(Session::find()?));
     watch_process();
