@@ -5,10 +5,11 @@ use prism_engine::analysis::{
 };
 use prism_engine::graph::op::{CollectiveKind, ComputeClass, DataType, Op, OpKind, Provenance, ReduceOp};
 use prism_engine::graph::{Graph, GraphBuilder};
-use prism_engine::ids::{NameId, Rank, SlotId, StreamId};
+use prism_engine::ids::{CommId, NameId, Rank, SlotId, StreamId};
 use prism_engine::profile::Profile;
 use prism_engine::replay::{ReplayOptions, replay};
 use prism_engine::sim::{Peers, SimError, SimOptions, Simulation};
+use prism_engine::synthetic::{TransformerStep, flat_profile};
 use prism_engine::units::SimTime;
 use std::path::Path;
 use std::sync::Arc;
@@ -310,6 +311,157 @@ fn slow_02_a_table_of_delays() {
         assert_eq!(path.by_rank().iter().map(|(rank, _)| rank.index()).find(|rank| *rank == last), Some(last));
     }
 }
+
+/// Step time in ns of a pipeline of eight stages, of one layer each, on links that cost nothing.
+fn pipeline_ns(microbatches: u32, forward_ns: i64) -> i64 {
+    let step = TransformerStep {
+        dp: 1,
+        tp: 1,
+        pp: 8,
+        microbatches,
+        layers: 1,
+        forward: SimTime::from_ns(forward_ns),
+        backward: SimTime::from_ns(2 * forward_ns),
+        activation_bytes: 0,
+        gradient_bytes: 0,
+        ..TransformerStep::default()
+    };
+    let graph = Arc::new(step.graph().expect("valid"));
+    replay(&graph, &ReplayOptions::new(flat_profile(0, 1 << 60))).expect("complete").total_time_ns
+}
+
+#[test]
+fn cfg_01_smaller_kernels_or_a_larger_bubble() {
+    assert!(says("cfg-01", "m = 64,32,16,8; bubble/ideal (p-1)/m = 10.94%, 21.88%, 43.75%, 87.50%"));
+    // Micro batch 1, 2, 4, 8: a stage's forward takes 2 x 100 us times the micro batch, backward twice that.
+    let mut with_bubble = Vec::new();
+    for (microbatches, bubble) in [(64, 0.1094), (32, 0.2188), (16, 0.4375), (8, 0.8750)] {
+        let micro_batch = 64 / i64::from(microbatches);
+        let time = pipeline_ns(microbatches, 100_000 * micro_batch);
+        let ideal = i64::from(microbatches) * 6 * 100_000 * micro_batch;
+        assert!(((time - ideal) as f64 / ideal as f64 - bubble).abs() < 1e-4, "{microbatches}: {time} of {ideal}");
+        with_bubble.push(((time - ideal) as f64 / time as f64 * 1e4).round() / 100.0);
+    }
+    assert_eq!(with_bubble, [9.86, 17.95, 30.43, 46.67]);
+    assert!(says("cfg-01", "1.000, 0.879, 0.926, 1.166 -> choose 2"));
+    // Kernels of larger micro batches are faster: 1.0, 1.25, 1.4, 1.45 times.
+    let time = |microbatches, faster: f64| {
+        let forward = 1_000_000.0 * 64.0 / f64::from(microbatches) / faster;
+        pipeline_ns(microbatches, forward.round() as i64) as f64
+    };
+    let times = [time(64, 1.0), time(32, 1.25), time(16, 1.4), time(8, 1.45)];
+    let relative = times.map(|time| (time / times[0] * 1000.0).round() / 1000.0);
+    assert_eq!(relative, [1.0, 0.879, 0.926, 1.166]);
+}
+
+#[test]
+fn sim_01_no_all_reduce_beats_what_a_port_can_carry() {
+    assert!(says("sim-01", "Both move 2*(7/8)*100 MB out of each port: 3.500 ms; ring adds 14 latency steps (0.28 us"));
+    let graph = job(&vec![vec![call(0, CollectiveKind::AllReduce, DataType::Uint8, 100_000_000)]; 8], &world(8));
+    // 10 ns per hop, two hops over a switch.
+    let mut profile = cluster(50_000_000_000);
+    profile.node.nvlink_latency_ns = 20;
+    let time = replay(&graph, &ReplayOptions::new(profile)).expect("complete").total_time_ns;
+    assert_eq!(time, 3_500_000 + 14 * 20);
+    assert!((time - 3_500_000) as f64 / 3_500_000.0 < 1e-4);
+}
+
+#[test]
+fn sim_04_no_collective_vanishes_whatever_the_degrees() {
+    assert!(says("sim-04", "Per rank 8 all-to-all and 2 expert-gradient reductions"));
+    let exchanges = |graph: &Graph| graph.summary().communication.get("all_to_all").map_or(0, |total| total.calls);
+    for (dp, tp, pp, ep) in
+        [(16, 1, 1, 8), (16, 1, 1, 1), (8, 2, 1, 8), (8, 1, 2, 4), (4, 2, 2, 2), (1, 1, 1, 1), (1, 1, 16, 1), (2, 8, 1, 2)]
+    {
+        let step = TransformerStep { dp, tp, pp, ep, layers: 2, microbatches: 1, ..TransformerStep::default() };
+        let graph = Arc::new(step.graph().expect("valid"));
+        let ranks = u64::from(dp * tp * pp);
+        // Two exchanges around the experts of each of two layers, forward and backward.
+        let expected = if ep > 1 { ranks * 8 } else { 0 };
+        assert_eq!(exchanges(&graph), expected, "dp {dp} tp {tp} pp {pp} ep {ep}");
+        let options = SimOptions { trace: true, ..SimOptions::new(flat_profile(5000, 50_000_000_000)) };
+        let mut simulation =
+            Simulation::new(Peers::Graph(Arc::clone(&graph)), graph.world_size(), options).expect("valid");
+        simulation.run().expect("complete");
+        let called = |rank: u32| {
+            let view = graph.template(graph.rank_template(Rank(rank)));
+            view.iter().filter(|op| matches!(op.kind, OpKind::Collective { .. } | OpKind::PointToPoint { .. })).count()
+        };
+        let spans = simulation.take_spans();
+        for rank in 0..graph.world_size() {
+            let view = graph.template(graph.rank_template(Rank(rank)));
+            let is_communication = |op: u32| {
+                matches!(view.op(op as usize).kind, OpKind::Collective { .. } | OpKind::PointToPoint { .. })
+            };
+            let done = spans.iter().filter(|span| span.rank == Rank(rank) && is_communication(span.op)).count();
+            assert_eq!(done, called(rank), "rank {rank}: what is called is what completes");
+        }
+    }
+    // The groups of the case: 2 of experts, 8 of the ranks that hold the same ones.
+    let step = TransformerStep { dp: 16, tp: 1, pp: 1, ep: 8, layers: 2, microbatches: 1, ..TransformerStep::default() };
+    let graph = step.graph().expect("valid");
+    let members = |comm: u32| graph.comm_members(CommId(comm)).to_vec();
+    let groups: Vec<Vec<u32>> = (0..graph.num_comms() as u32).map(members).collect();
+    assert!(groups.contains(&(0..8).collect()) && groups.contains(&(8..16).collect()), "{groups:?}");
+}
+
+#[test]
+fn nccl_01_messages_of_no_bytes() {
+    const ROW: u64 = 24 * 2304 * 128;
+    assert!(says("nccl-01", "14,155,776 B cross ranks, nothing flows 1 -> 0"));
+    let half = |is_send: bool, peer: u32, count: u64| OpKind::PointToPoint {
+        slot: SlotId(0),
+        is_send,
+        dtype: DataType::Bfloat16,
+        peer,
+        count,
+        group: 1,
+    };
+    // Rank 0 sends a row to itself and one to rank 1, and gets nothing from it.
+    let with_zeros = [
+        vec![half(true, 0, ROW), half(false, 0, ROW), half(true, 1, ROW), half(false, 1, 0)],
+        vec![half(true, 0, 0), half(false, 0, ROW), half(true, 1, 0), half(false, 1, 0)],
+    ];
+    let without = [
+        vec![half(true, 0, ROW), half(false, 0, ROW), half(true, 1, ROW)],
+        vec![half(false, 0, ROW)],
+    ];
+    let options = ReplayOptions::new(cluster(50_000_000_000));
+    let times = [with_zeros, without].map(|programs| {
+        let graph = job(&programs, &world(2));
+        let crossing = graph.summary().communication["send"].payload_bytes - 2 * ROW;
+        assert_eq!(crossing, 14_155_776);
+        assert_eq!(explained(&graph).hang, None);
+        replay(&graph, &options).expect("complete").total_time_ns
+    });
+    assert_eq!(times[0], times[1], "what is empty costs nothing");
+    assert_eq!(times[0], (14_155_776_i64 * 20 + 999) / 1000, "one row at 50 GB/s");
+}
+
+#[test]
+fn nccl_05_buffers_beyond_four_gibibytes() {
+    assert!(says("nccl-05", "result 4,294,967,296 B; ring traffic per rank 3,758,096,384 B"));
+    let options = ReplayOptions::new(cluster(50_000_000_000));
+    let gather = |dtype, count| job(&vec![vec![call(0, CollectiveKind::AllGather, dtype, count)]; 8], &world(8));
+    let time = |graph: &Arc<Graph>| replay(graph, &options).expect("complete").total_time_ns;
+    let graph = gather(DataType::Float32, 134_217_728);
+    assert_eq!(graph.summary().communication["all_gather"].payload_bytes, 4_294_967_296);
+    // A time is rounded up seven times.
+    let bytes_at = |bytes: i64| (bytes / 50 + 1)..=(bytes / 50 + 2);
+    assert!(bytes_at(3_758_096_384).contains(&time(&graph)), "{}", time(&graph));
+    for count in [1_u64 << 31, 1 << 33] {
+        let graph = gather(DataType::Int8, count);
+        assert!(bytes_at(7 * count as i64).contains(&time(&graph)), "{count}: {}", time(&graph));
+        let template = graph.template(graph.rank_template(Rank(7)));
+        assert!(matches!(template.op(0).kind, OpKind::Collective { count: stored, .. } if stored == count));
+        // One rank with a count that is the same in 32 bits is told apart.
+        let other = vec![call(0, CollectiveKind::AllGather, DataType::Int8, count + (1 << 32))];
+        let mut programs = vec![vec![call(0, CollectiveKind::AllGather, DataType::Int8, count)]; 8];
+        programs[6] = other;
+        assert_eq!(hang(&job(&programs, &world(8))).culprits, [Rank(6)]);
+    }
+}
+
 
 #[test]
 fn errors_that_are_no_hang_stay_errors() {
