@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from prism_core import _native
 from prism_core.config import check_slow
+from prism_core.errors import ConfigError
+from prism_core.perturb import Perturb, perturbation_text
 from prism_core.replay import open_graph
-from prism_core.report import read_run
+from prism_core.report import ranks_text, read_run
 
 _SHOWN = 8
 _WIDTH = 100
@@ -22,6 +24,7 @@ def diagnose(
     source: _native.Graph | str | os.PathLike[str],
     *,
     slow: Mapping[int, float] | None = None,
+    perturb: Perturb | None = None,
     iteration: int | None = None,
     sensitivities: bool = True,
     top: int = _SHOWN,
@@ -31,6 +34,7 @@ def diagnose(
     Args:
         source: A graph, the path of its file, or a run folder.
         slow: Slow-down of single ranks' compute, for example `{4242: 1.3}` (graphs only).
+        perturb: Changes to the job, as for `prism_core.replay` (graphs only).
         iteration: Which iteration, from 0; the last if not said (graphs only).
         sensitivities: Replay again with single things slower (graphs only).
         top: Entries of each list at most.
@@ -40,10 +44,13 @@ def diagnose(
     """
     if not isinstance(source, _native.Graph):
         if Path(source).is_dir():
+            if slow or perturb:
+                raise ConfigError(f"{source} is a run folder: slow and perturb change a graph, the run is over")
             return _diagnose_run(Path(source))
         source = open_graph(source)
     options = {
         "slow": check_slow(slow or {}, source.world_size),
+        "perturb": perturbation_text(perturb),
         "iteration": iteration,
         "sensitivities": sensitivities,
         "top": top,
@@ -167,19 +174,6 @@ def _parameter(item: Mapping[str, Any]) -> str:
     if name == "rank_speed":
         return f"compute of rank {item['rank']}"
     return f"{item['class']} compute of all ranks" if name == "compute_class" else name.replace("_", " ")
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Ranks in words, neighbours as ranges, cut after eight ranges."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and runs[-1][1] == rank - 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    shown = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs[:_SHOWN])
-    more = f",... ({len(ranks)} in all)" if len(runs) > _SHOWN else ""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"
 
 
 def _ms(nanoseconds: int) -> str:

@@ -92,6 +92,7 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
     summary = {
         **found,
         "sandbox": sandbox,
+        "materialised_ranks": graph.materialised_ranks(sandbox, device.profile),
         "slow": slow,
         "perturb": perturb,
         "command": shlex.join(config.command),

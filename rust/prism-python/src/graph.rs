@@ -7,7 +7,7 @@ use prism_engine::{graph, prune};
 use prism_engine::slice::{recording::RankRecording, splice::splice};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -73,8 +73,8 @@ impl Graph {
         py.detach(|| serde_json::to_string(&graph.summary())).map_err(|error| from_json("summary", &error))
     }
 
-    /// The ranks that exchange data with these ranks, and these, ascending: those that are materialised when they run as a
-    /// sandbox. `profile_toml` is another profile than the graph's. Raises ConfigError for a rank that is not of the job.
+    /// The virtual ranks that exchange data with these ranks when they run as a sandbox, ascending. `profile_toml` is
+    /// another profile than the graph's. Raises ConfigError for a rank that is not of the job.
     #[pyo3(signature = (sandbox, profile_toml=None))]
     fn materialised_ranks(&self, py: Python<'_>, sandbox: Vec<u32>, profile_toml: Option<&str>) -> PyResult<Vec<u32>> {
         let graph = self.inner(py)?;
@@ -83,9 +83,9 @@ impl Graph {
             let message = format!("rank {outside} is not one of the {} ranks of the job", graph.world_size());
             return Err(ConfigError::new_err(message));
         }
-        let sandbox = sandbox.into_iter().map(Rank).collect();
+        let sandbox: BTreeSet<Rank> = sandbox.into_iter().map(Rank).collect();
         let kept = py.detach(|| prune::materialised(&graph, &sandbox, &profile));
-        Ok(kept.into_iter().map(|rank| rank.0).collect())
+        Ok(kept.difference(&sandbox).map(|rank| rank.0).collect())
     }
 
     /// Ranks of the job.
