@@ -109,11 +109,21 @@ def _hang_lines(hang: Mapping[str, Any]) -> Iterator[str]:
         for wait in blocked[:_SHOWN]:
             line = (
                 f"{title:<9} {ranks_text(wait['waiting'])} in {wait['call']} {wait['sequence']} of communicator "
-                f"{wait['communicator']} (op {wait['op']}, {wait['bytes']:,} bytes) for {ranks_text(wait['missing'])}"
+                f"{wait['communicator']} (op {wait['op']} on stream {wait['stream']}, {wait['bytes']:,} bytes of "
+                f"{wait['dtype']}, {len(wait['members'])} members) for {ranks_text(wait['missing'])}{_hopes(wait)}"
             )
             yield textwrap.fill(line, _WIDTH, subsequent_indent=" " * 10)
         if len(blocked) > _SHOWN:
             yield f"{title:<9} and {len(blocked) - _SHOWN} more"
+
+
+def _hopes(wait: Mapping[str, Any]) -> str:
+    """Why those that are waited for will not come, if they will not."""
+    why = (("dead", "dead"), ("ended", "over without the call"), ("never", "without such a call left"))
+    told = [
+        f"{ranks_text(wait[key])} {'is' if len(wait[key]) == 1 else 'are'} {text}" for key, text in why if wait[key]
+    ]
+    return "; " + ", ".join(told) if told else ""
 
 
 def _time_lines(document: Mapping[str, Any]) -> Iterator[str]:

@@ -99,9 +99,11 @@ def test_perturbed_jobs_are_explained(tmp_path: Path) -> None:
     straggler = '[[perturb]]\nkind = "straggler"\nranks = [6]\nfactor = 1.5\n'
     found = prism_core.diagnose(job, perturb=straggler)
     assert found["waiting"]["culprit"]["ranks"] == [6]
-    death = '[[perturb]]\nkind = "rank-death"\nranks = [4]\ntime_ns = 1000\n'
+    death = '[[perturb]]\nkind = "rank-death"\nrank = 4\ntime_ns = 1000\n'
     found = prism_core.diagnose(job, perturb=death)
-    assert found["hang"]["culprits"] == [4], found["hang"]
+    assert (found["hang"]["kind"], found["hang"]["culprits"]) == ("dead_rank", [4])
+    assert found["headline"].startswith("rank 4 is dead, and ranks 0-3,5-7 wait at op 1: AllReduce number 0")
+    assert "rank 4 is dead" in diagnose_text(found).splitlines()[-1]
 
 
 def run_folder(tmp_path: Path, error: dict[str, Any] | None, exit_code: int) -> Path:

@@ -3,8 +3,8 @@
 use crate::error::{ConfigError, from_graph, from_json, from_splice};
 use crate::replay::profile_of;
 use prism_engine::ids::Rank;
-use prism_engine::{graph, prune};
 use prism_engine::slice::{recording::RankRecording, splice::splice};
+use prism_engine::{graph, prune};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};

@@ -292,13 +292,7 @@ impl JobTrace {
     }
 
     /// Ends of a collective for any arrivals, on links as they were.
-    pub(crate) fn completion(
-        &self,
-        shape: &CommShape,
-        comm: u32,
-        sequence: u64,
-        arrivals: &[SimTime],
-    ) -> Vec<SimTime> {
+    pub(crate) fn completion(&self, shape: &CommShape, comm: u32, sequence: u64, arrivals: &[SimTime]) -> Vec<SimTime> {
         let mut ends = vec![SimTime::ZERO; arrivals.len()];
         let (_, call) = self.call(comm, sequence);
         collective::completion(shape, &call, arrivals, &mut ends, &mut self.scratch.borrow_mut());

@@ -152,8 +152,7 @@ impl NetworkRules {
     ) -> (SimTime, SimTime) {
         let iteration = send.origin.iteration.max(receive.origin.iteration);
         let when = When { iteration, time: send.time.max(receive.time) };
-        let (bytes, change) =
-            self.on_message((source, destination), members, send.origin.num_peers, send.bytes, when);
+        let (bytes, change) = self.on_message((source, destination), members, send.origin.num_peers, send.bytes, when);
         collective::message_over(profile, (source, destination), bytes, (send.time, receive.time), change)
     }
 

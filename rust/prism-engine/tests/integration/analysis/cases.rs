@@ -6,6 +6,7 @@ use prism_engine::analysis::{
 use prism_engine::graph::op::{CollectiveKind, ComputeClass, DataType, Op, OpKind, Provenance, ReduceOp};
 use prism_engine::graph::{Graph, GraphBuilder};
 use prism_engine::ids::{CommId, NameId, Rank, SlotId, StreamId};
+use prism_engine::perturb::{Perturbations, World};
 use prism_engine::profile::Profile;
 use prism_engine::replay::{ReplayOptions, replay};
 use prism_engine::sim::{Peers, SimError, SimOptions, Simulation};
@@ -370,9 +371,16 @@ fn sim_01_no_all_reduce_beats_what_a_port_can_carry() {
 fn sim_04_no_collective_vanishes_whatever_the_degrees() {
     assert!(says("sim-04", "Per rank 8 all-to-all and 2 expert-gradient reductions"));
     let exchanges = |graph: &Graph| graph.summary().communication.get("all_to_all").map_or(0, |total| total.calls);
-    for (dp, tp, pp, ep) in
-        [(16, 1, 1, 8), (16, 1, 1, 1), (8, 2, 1, 8), (8, 1, 2, 4), (4, 2, 2, 2), (1, 1, 1, 1), (1, 1, 16, 1), (2, 8, 1, 2)]
-    {
+    for (dp, tp, pp, ep) in [
+        (16, 1, 1, 8),
+        (16, 1, 1, 1),
+        (8, 2, 1, 8),
+        (8, 1, 2, 4),
+        (4, 2, 2, 2),
+        (1, 1, 1, 1),
+        (1, 1, 16, 1),
+        (2, 8, 1, 2),
+    ] {
         let step = TransformerStep { dp, tp, pp, ep, layers: 2, microbatches: 1, ..TransformerStep::default() };
         let graph = Arc::new(step.graph().expect("valid"));
         let ranks = u64::from(dp * tp * pp);
@@ -390,15 +398,15 @@ fn sim_04_no_collective_vanishes_whatever_the_degrees() {
         let spans = simulation.take_spans();
         for rank in 0..graph.world_size() {
             let view = graph.template(graph.rank_template(Rank(rank)));
-            let is_communication = |op: u32| {
-                matches!(view.op(op as usize).kind, OpKind::Collective { .. } | OpKind::PointToPoint { .. })
-            };
+            let is_communication =
+                |op: u32| matches!(view.op(op as usize).kind, OpKind::Collective { .. } | OpKind::PointToPoint { .. });
             let done = spans.iter().filter(|span| span.rank == Rank(rank) && is_communication(span.op)).count();
             assert_eq!(done, called(rank), "rank {rank}: what is called is what completes");
         }
     }
     // The groups of the case: 2 of experts, 8 of the ranks that hold the same ones.
-    let step = TransformerStep { dp: 16, tp: 1, pp: 1, ep: 8, layers: 2, microbatches: 1, ..TransformerStep::default() };
+    let step =
+        TransformerStep { dp: 16, tp: 1, pp: 1, ep: 8, layers: 2, microbatches: 1, ..TransformerStep::default() };
     let graph = step.graph().expect("valid");
     let members = |comm: u32| graph.comm_members(CommId(comm)).to_vec();
     let groups: Vec<Vec<u32>> = (0..graph.num_comms() as u32).map(members).collect();
@@ -422,10 +430,7 @@ fn nccl_01_messages_of_no_bytes() {
         vec![half(true, 0, ROW), half(false, 0, ROW), half(true, 1, ROW), half(false, 1, 0)],
         vec![half(true, 0, 0), half(false, 0, ROW), half(true, 1, 0), half(false, 1, 0)],
     ];
-    let without = [
-        vec![half(true, 0, ROW), half(false, 0, ROW), half(true, 1, ROW)],
-        vec![half(false, 0, ROW)],
-    ];
+    let without = [vec![half(true, 0, ROW), half(false, 0, ROW), half(true, 1, ROW)], vec![half(false, 0, ROW)]];
     let options = ReplayOptions::new(cluster(50_000_000_000));
     let times = [with_zeros, without].map(|programs| {
         let graph = job(&programs, &world(2));
@@ -462,6 +467,39 @@ fn nccl_05_buffers_beyond_four_gibibytes() {
     }
 }
 
+#[test]
+fn halves_of_unequal_size_are_named_with_their_places() {
+    let programs = [
+        vec![compute(1), message(true, 1, 4, 0), message(true, 1, 5, 0)],
+        vec![message(false, 0, 4, 0), compute(1), compute(1), message(false, 0, 6, 0)],
+    ];
+    let found = hang(&job(&programs, &world(2)));
+    assert_eq!((found.kind, found.culprits.as_slice()), (HangKind::MessageMismatch, &[Rank(0), Rank(1)][..]));
+    let text =
+        "message 1 of communicator 0: rank 0 sends 20 bytes, rank 1 receives 24 bytes (rank 0 at op 2, rank 1 at op 3)";
+    assert_eq!(found.cause, text);
+}
+
+#[test]
+fn a_dead_rank_is_the_root_cause() {
+    let reduce = |slot| call(slot, CollectiveKind::AllReduce, DataType::Float32, 1024);
+    // Ranks 0 to 3 reduce among themselves and then all eight; rank 2 dies before.
+    let program =
+        |rank: u32| if rank < 4 { vec![compute(1), reduce(1), reduce(0)] } else { vec![compute(1), reduce(0)] };
+    let graph = job(&(0..8).map(program).collect::<Vec<_>>(), &[(0..8).collect(), (0..4).collect()]);
+    let mut options = ReplayOptions::new(cluster(50_000_000_000));
+    let text = "[[perturb]]\nkind = \"rank-death\"\nrank = 2\ntime_ns = 500000\n";
+    options.perturb = Perturbations::from_toml(text, World::new(8, &options.profile)).expect("valid");
+    let found = diagnose(&graph, &DiagnoseOptions::new(options)).expect("an answer").hang.expect("a hang");
+    assert_eq!((found.kind, found.culprits.as_slice()), (HangKind::DeadRank, &[Rank(2)][..]));
+    assert!(
+        found.cause.starts_with("rank 2 is dead, and ranks 0-1,3 wait at op 1: AllReduce number 0"),
+        "{}",
+        found.cause
+    );
+    let victim = &found.victims[0];
+    assert_eq!((victim.communicator, victim.waiting.as_slice()), (0, &[4, 5, 6, 7].map(Rank)[..]));
+}
 
 #[test]
 fn errors_that_are_no_hang_stay_errors() {
