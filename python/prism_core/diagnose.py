@@ -128,15 +128,16 @@ def _hopes(wait: Mapping[str, Any]) -> str:
 
 def _time_lines(document: Mapping[str, Any]) -> Iterator[str]:
     path = document["critical_path"]
+    names = {named["communicator"]: _communicator(named) for named in document["communicators"]}
     where = f"{path['num_segments']} segments on {path['num_ranks']} ranks"
     yield f"\niteration {document['iteration']}: {_ms(path['ns'])}, {where}"
-    yield from _part_lines(path["parts"])
+    yield from _part_lines(path["parts"], names)
     shares = ", ".join(f"{rank['rank']} ({100 * rank['share']:.1f} %)" for rank in path["ranks"][:_SHOWN])
     yield f"  on ranks  {shares}"
     for account in document["accounts"]:
         yield f"\nrank {account['rank']} ({account['why'].replace('_', ' ')})"
-        yield from _part_lines(account["parts"])
-    yield from _waiting_lines(document["waiting"])
+        yield from _part_lines(account["parts"], names)
+    yield from _waiting_lines(document["waiting"], names)
     if document["slack"]:
         slack = document["slack"]
         most = ", ".join(f"rank {own['rank']} {_ms(own['slack_ns'])}" for own in slack["most"][:3])
@@ -148,19 +149,32 @@ def _time_lines(document: Mapping[str, Any]) -> Iterator[str]:
             yield f"  {10 * item['elasticity']:6.2f} %  {_parameter(item)}"
 
 
-def _waiting_lines(waiting: Mapping[str, Any]) -> Iterator[str]:
+def _communicator(named: Mapping[str, Any]) -> str:
+    """A communicator by its number and who is in it."""
+    size, members, stride = named["size"], named["members"], named["stride"]
+    if size <= len(members):
+        who = ranks_text(members)
+    elif stride is not None:
+        last = members[0] + stride * (size - 1)
+        who = f"ranks {members[0]}-{last}" if stride == 1 else f"ranks {members[0]},{members[1]},...,{last}"
+    else:
+        who = f"{size:,} ranks: {','.join(map(str, members))},..."
+    return f"{named['communicator']} ({who})"
+
+
+def _waiting_lines(waiting: Mapping[str, Any], names: Mapping[int, str]) -> Iterator[str]:
     if waiting["blame"]:
         yield "\nwaited for (summed over the ranks that wait)"
     for blame in waiting["blame"][:_SHOWN]:
         yield (
-            f"  rank {blame['rank']:<6} {_ms(blame['waited_ns']):>16} on communicator {blame['communicator']}, "
+            f"  rank {blame['rank']:<6} {_ms(blame['waited_ns']):>16} on communicator {names[blame['communicator']]}, "
             f"one rank {_ms(blame['longest_ns'])}"
         )
 
 
-def _part_lines(parts: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def _part_lines(parts: Iterable[Mapping[str, Any]], names: Mapping[int, str]) -> Iterator[str]:
     for part in list(parts)[:_SHOWN]:
-        yield f"  {100 * part['share']:5.1f} % {_ms(part['ns']):>14}  {_spent(part)}"
+        yield f"  {100 * part['share']:5.1f} % {_ms(part['ns']):>14}  {_spent(part, names)}"
 
 
 _SPENT = {
@@ -173,10 +187,10 @@ _SPENT = {
 }
 
 
-def _spent(part: Mapping[str, Any]) -> str:
+def _spent(part: Mapping[str, Any], names: Mapping[int, str]) -> str:
     if part["what"] == "compute":
         return f"{part['class']} compute"
-    return _SPENT[part["what"]].format(part.get("communicator"))
+    return _SPENT[part["what"]].format(names.get(part.get("communicator", -1)))
 
 
 def _parameter(item: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 use super::blame::{Cause, Culprit, Waiting};
 use super::critical_path::{Path, Segment, Spent};
+use super::excess::{Named, named};
 use super::hang::{Hang, name};
 use super::sensitivity::{Parameter, Sensitivity, sensitivities};
 use super::slack::RankSlack;
@@ -136,6 +137,8 @@ pub struct Diagnosis {
     pub accounts: Vec<Account>,
     /// Who waits for whom.
     pub waiting: Option<Waiting>,
+    /// The communicators that all this names.
+    pub communicators: Vec<Named>,
     /// What could be later, if the job is small enough.
     pub slack: Option<SlackReport>,
     /// What would change the iteration time, strongest first.
@@ -166,15 +169,18 @@ pub fn diagnose(graph: &Arc<Graph>, options: &DiagnoseOptions) -> Result<Diagnos
         found = sensitivities(graph, &options.replay, iteration, &parameters)?;
         found.sort_by(|a, b| b.elasticity.total_cmp(&a.elasticity));
     }
+    let (path_figures, headline) = (figures(&trace, &path, options.top), headline(&path, &waiting));
+    let waiting = shortened(waiting, options.top);
     Ok(Diagnosis {
-        headline: headline(&path, &waiting),
+        headline,
         world_size: graph.world_size(),
         hang: None,
         iteration_time_ns: trace.report.iteration_times().into_iter().map(SimTime::as_ns).collect(),
         iteration: Some(iteration),
-        critical_path: Some(figures(&trace, &path, options.top)),
+        communicators: named(graph, &path_figures, &accounts, &waiting),
+        critical_path: Some(path_figures),
         accounts,
-        waiting: Some(shortened(waiting, options.top)),
+        waiting: Some(waiting),
         slack,
         sensitivities: found,
         notes,
@@ -218,6 +224,7 @@ fn blocked(graph: &Graph, hang: Hang) -> Diagnosis {
         critical_path: None,
         accounts: Vec::new(),
         waiting: None,
+        communicators: Vec::new(),
         slack: None,
         sensitivities: Vec::new(),
         notes: Vec::new(),
@@ -365,8 +372,17 @@ fn headline(path: &Path, waiting: &Waiting) -> String {
                 ms(culprit.usual_compute_ns)
             )
         }
+        Cause::Communication | Cause::Host => match culprit.longer {
+            Some(longer) => format!(
+                "{own} {} takes {} where the median of others takes {}",
+                words_of_all(longer.spent),
+                ms(longer.ns),
+                ms(longer.usual_ns)
+            ),
+            None => format!("{own} communication takes longer"),
+        },
         Cause::NotCompute => {
-            format!("{own} compute is not longer than that of others: look at the host and at messages")
+            format!("nothing of {own} own takes longer than with others: look at what comes before the iteration")
         }
     };
     format!(
@@ -374,6 +390,17 @@ fn headline(path: &Path, waiting: &Waiting) -> String {
         ms(culprit.waited_ns),
         ms(culprit.median_waited_ns)
     )
+}
+
+/// A kind of time over all communicators, with the one that has most of it.
+fn words_of_all(spent: Spent) -> String {
+    match spent {
+        Spent::Collective { communicator } => {
+            format!("time in collectives (most on communicator {communicator})")
+        }
+        Spent::Message { communicator } => format!("time in messages (most on communicator {communicator})"),
+        other => words(other),
+    }
 }
 
 fn words(spent: Spent) -> String {

@@ -47,14 +47,12 @@ impl Head {
     #[inline]
     fn raw(self, data: &[u8], index: usize) -> u64 {
         let rest = &data[self.start + index * self.width..];
-        match rest.first_chunk() {
-            Some(word) => u64::from_le_bytes(*word) & MASKS[self.width],
-            None => {
-                let mut word = [0; 8];
-                word[..self.width].copy_from_slice(&rest[..self.width]);
-                u64::from_le_bytes(word)
-            }
+        if let Some(word) = rest.first_chunk() {
+            return u64::from_le_bytes(*word) & MASKS[self.width];
         }
+        let mut word = [0; 8];
+        word[..self.width].copy_from_slice(&rest[..self.width]);
+        u64::from_le_bytes(word)
     }
 
     /// Bytes of a list of `len` values.
@@ -253,7 +251,9 @@ mod tests {
                 .collect();
             let with_gaps = packed(&lists);
             let mut plain = PackedBuilder::default();
-            lists.iter().for_each(|list| plain.push(list.iter().copied()));
+            for list in &lists {
+                plain.push(list.iter().copied());
+            }
             let plain = plain.finish();
             with_gaps.check(lists.iter().map(Vec::len), 1, i64::MAX as u64).map_err(|e| TestCaseError::fail(format!("{e:?}")))?;
             plain.check(lists.iter().map(Vec::len), 0, i64::MAX as u64).map_err(|e| TestCaseError::fail(format!("{e:?}")))?;
@@ -272,7 +272,9 @@ mod tests {
     fn whole_nanoseconds_of_a_narrow_range_take_two_bytes_and_equal_values_none() {
         let spread = |values: &[u64]| {
             let mut spread = Spread::default();
-            values.iter().for_each(|value| spread.add(*value));
+            for value in values {
+                spread.add(*value);
+            }
             spread
         };
         assert_eq!(spread(&[1_000_000_000, 1_050_000_000, 1_049_999_000]).width(1), 2);

@@ -47,6 +47,8 @@ const SECTIONS: [&str; 34] = [
 ];
 
 type Own = BTreeMap<(u32, u32), i64>;
+/// World, templates, ops, and by rank and op durations in ps.
+type Numbers = (u32, u32, u32, Vec<((u32, u32), i64)>);
 
 /// A job of `templates` programs of `num_ops` ops (every third is a marker) whose ranks have these durations.
 fn job(world_size: u32, templates: u32, num_ops: u32, own: &[((u32, u32), i64)]) -> Graph {
@@ -79,8 +81,8 @@ fn job(world_size: u32, templates: u32, num_ops: u32, own: &[((u32, u32), i64)])
     builder.finish().expect("valid")
 }
 
-/// World, templates, ops and durations, some of ops of which nearly all ranks have one.
-fn any_job() -> impl Strategy<Value = (u32, u32, u32, Vec<((u32, u32), i64)>)> {
+/// Durations some of which are of ops of which nearly all ranks have one.
+fn any_job() -> impl Strategy<Value = Numbers> {
     let step = prop_oneof![Just(1_i64), Just(1000), 1_i64..1 << 40];
     (1_u32..60, 1_u32..4, 1_u32..12, step).prop_flat_map(|(world, templates, num_ops, step)| {
         let templates = templates.min(world);

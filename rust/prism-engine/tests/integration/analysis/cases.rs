@@ -341,9 +341,9 @@ fn cfg_01_smaller_kernels_or_a_larger_bubble() {
         let time = pipeline_ns(microbatches, 100_000 * micro_batch);
         let ideal = i64::from(microbatches) * 6 * 100_000 * micro_batch;
         assert!(((time - ideal) as f64 / ideal as f64 - bubble).abs() < 1e-4, "{microbatches}: {time} of {ideal}");
-        with_bubble.push(((time - ideal) as f64 / time as f64 * 1e4).round() / 100.0);
+        with_bubble.push(((time - ideal) as f64 / time as f64 * 1e4).round() as u32);
     }
-    assert_eq!(with_bubble, [9.86, 17.95, 30.43, 46.67]);
+    assert_eq!(with_bubble, [986, 1795, 3043, 4667], "hundredths of a per cent of the step");
     assert!(says("cfg-01", "1.000, 0.879, 0.926, 1.166 -> choose 2"));
     // Kernels of larger micro batches are faster: 1.0, 1.25, 1.4, 1.45 times.
     let time = |microbatches, faster: f64| {
@@ -351,8 +351,8 @@ fn cfg_01_smaller_kernels_or_a_larger_bubble() {
         pipeline_ns(microbatches, forward.round() as i64) as f64
     };
     let times = [time(64, 1.0), time(32, 1.25), time(16, 1.4), time(8, 1.45)];
-    let relative = times.map(|time| (time / times[0] * 1000.0).round() / 1000.0);
-    assert_eq!(relative, [1.0, 0.879, 0.926, 1.166]);
+    let relative = times.map(|time| (time / times[0] * 1000.0).round() as u32);
+    assert_eq!(relative, [1000, 879, 926, 1166], "thousandths of the first");
 }
 
 #[test]
@@ -499,6 +499,54 @@ fn a_dead_rank_is_the_root_cause() {
     );
     let victim = &found.victims[0];
     assert_eq!((victim.communicator, victim.waiting.as_slice()), (0, &[4, 5, 6, 7].map(Rank)[..]));
+}
+
+#[test]
+fn a_rank_on_a_slow_link_is_told_from_one_that_computes_more() {
+    let step = TransformerStep { dp: 4, tp: 2, pp: 2, microbatches: 8, ..TransformerStep::default() };
+    let graph = Arc::new(step.graph().expect("valid"));
+    let mut options = ReplayOptions::new(flat_profile(5000, 50_000_000_000));
+    let culprit = |options: &ReplayOptions| {
+        let answer = diagnose(&graph, &DiagnoseOptions::new(options.clone())).expect("complete");
+        let culprit = answer.waiting.expect("complete").culprit.expect("one");
+        assert!(answer.communicators.windows(2).all(|pair| pair[0].communicator < pair[1].communicator));
+        (culprit, answer.headline)
+    };
+    let text = "[[perturb]]\nkind = \"slow-link\"\nranks = [5]\nbandwidth_factor = 0.2\n";
+    options.perturb = Perturbations::from_toml(text, World::new(16, &options.profile)).expect("valid");
+    let (found, headline) = culprit(&options);
+    assert_eq!((found.ranks.as_slice(), found.cause), (&[4, 5].map(Rank)[..], Cause::Communication));
+    let longer = found.longer.expect("communication");
+    assert!(matches!(longer.spent, Spent::Collective { .. }) && longer.ns > 2 * longer.usual_ns, "{longer:?}");
+    assert!(headline.contains("their time in collectives (most on communicator 2) takes"), "{headline}");
+    options.perturb = Perturbations::default();
+    options.slow.insert(Rank(5), 1.5);
+    let (found, _) = culprit(&options);
+    assert_eq!((found.ranks.as_slice(), found.cause), (&[Rank(5)][..], Cause::Compute));
+    assert!(matches!(found.longer.expect("compute").spent, Spent::Compute { class: ComputeClass::Gemm }));
+}
+
+#[test]
+fn a_rank_whose_host_is_slow_is_told() {
+    // All the same, but rank 3 takes 30 ms more to issue its kernel.
+    let mut builder = GraphBuilder::new(8);
+    builder.intern_name("work");
+    let comm = builder.add_comm((0..8).map(Rank).collect());
+    let mut template = |name: &str, gap_ms: i64| {
+        let op = |kind, gap_ms: i64| Op { host_gap: SimTime::from_ns(gap_ms * 1_000_000), stream: StreamId(0), kind };
+        let reduce = call(0, CollectiveKind::AllReduce, DataType::Uint8, 80_000_000);
+        builder.add_template(name, &[op(compute(100), gap_ms), op(reduce, 0)]).expect("valid")
+    };
+    let (usual, late) = (template("usual", 0), template("late", 30));
+    (0..8).for_each(|rank| builder.set_rank(Rank(rank), if rank == 3 { late } else { usual }, vec![comm]));
+    let answer = explained(&Arc::new(builder.finish().expect("valid")));
+    let culprit = answer.waiting.as_ref().expect("complete").culprit.as_ref().expect("one");
+    assert_eq!((culprit.ranks.as_slice(), culprit.cause), (&[Rank(3)][..], Cause::Host));
+    let longer = culprit.longer.expect("the host");
+    assert_eq!((longer.spent, longer.ns, longer.usual_ns), (Spent::Host, 30_000_000, 0));
+    let text = "rank 3 holds up the others: waits 0.000 ms where the median rank waits 30.000 ms; its host takes 30.000 ms \
+                where the median of others takes 0.000 ms";
+    assert_eq!(answer.headline, text);
 }
 
 #[test]
