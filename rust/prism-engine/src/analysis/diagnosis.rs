@@ -151,7 +151,9 @@ pub struct Diagnosis {
 pub fn diagnose(graph: &Arc<Graph>, options: &DiagnoseOptions) -> Result<Diagnosis, SimError> {
     let trace = match JobTrace::record(graph, &options.replay) {
         Ok(trace) => trace,
-        Err(error) => return Hang::of(&error).map(|hang| blocked(graph, placed(graph, hang, &error))).ok_or(error),
+        Err(error) => {
+            return Hang::of(&error).map(|hang| blocked(graph, hang.with_programs(graph, &error))).ok_or(error);
+        }
     };
     let iteration = options.iteration.unwrap_or(trace.num_iterations() - 1);
     let none = || SimError::Unavailable { what: format!("iteration {iteration} of {}", trace.num_iterations()) };
@@ -185,33 +187,6 @@ pub fn diagnose(graph: &Arc<Graph>, options: &DiagnoseOptions) -> Result<Diagnos
         sensitivities: found,
         notes,
     })
-}
-
-/// Adds to halves of a message that do not fit where they are in the programs.
-fn placed(graph: &Graph, mut hang: Hang, error: &SimError) -> Hang {
-    let &SimError::MessageMismatch { communicator, source_rank, destination_rank, sequence, .. } = error else {
-        return hang;
-    };
-    let op_of = |rank: Rank, other: Rank, sends: bool| {
-        let slots = graph.rank_slots(rank);
-        let is_it = |kind: OpKind| match kind {
-            OpKind::PointToPoint { slot, is_send, peer, .. } => {
-                let comm = slots[slot.index()];
-                let members = graph.comm_members(CommId(comm));
-                is_send == sends && comm == communicator && members[peer as usize] == other.0
-            }
-            _ => false,
-        };
-        let ops = graph.template(graph.rank_template(rank)).iter().enumerate().filter(|(_, op)| is_it(op.kind));
-        ops.map(|(at, _)| at).nth(usize::try_from(sequence).ok()?)
-    };
-    let halves = (op_of(source_rank, destination_rank, true), op_of(destination_rank, source_rank, false));
-    if let (Some(send), Some(receive)) = halves {
-        use std::fmt::Write;
-        let text = format_args!(" (rank {source_rank} at op {send}, rank {destination_rank} at op {receive})");
-        hang.cause.write_fmt(text).expect("writing to a string cannot fail");
-    }
-    hang
 }
 
 fn blocked(graph: &Graph, hang: Hang) -> Diagnosis {

@@ -77,7 +77,12 @@ fn sorted(ranks: impl IntoIterator<Item = Rank>) -> Vec<Rank> {
 
 fn deadlock(waiting: &[Blocked]) -> Hang {
     let those = |is_root: fn(&Blocked) -> bool| waiting.iter().filter(|blocked| is_root(blocked)).cloned().collect();
-    let (kind, roots): (_, Vec<Blocked>) = if waiting.iter().any(|blocked| !blocked.dead.is_empty()) {
+    // Nearest to the dead: those that wait for nobody else.
+    let only_dead: fn(&Blocked) -> bool =
+        |blocked| !blocked.dead.is_empty() && blocked.missing.iter().all(|rank| blocked.dead.contains(rank));
+    let (kind, roots): (_, Vec<Blocked>) = if waiting.iter().any(only_dead) {
+        (HangKind::DeadRank, those(only_dead))
+    } else if waiting.iter().any(|blocked| !blocked.dead.is_empty()) {
         (HangKind::DeadRank, those(|blocked| !blocked.dead.is_empty()))
     } else if waiting.iter().any(Blocked::is_hopeless) {
         (HangKind::MissingCall, those(Blocked::is_hopeless))

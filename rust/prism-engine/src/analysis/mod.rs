@@ -16,6 +16,7 @@ mod critical_path;
 mod diagnosis;
 mod excess;
 mod hang;
+mod places;
 mod plan;
 mod sensitivity;
 mod slack;

@@ -127,6 +127,7 @@ fn hang_03_only_some_ranks_launch_for_an_expert() {
     for part in ["rank 0 called ReduceScatter of 4096", "rank 1 called ReduceScatter of 512", "(op 2)", "tensors"] {
         assert!(found.cause.contains(part), "{part}: {}", found.cause);
     }
+    assert!(found.cause.ends_with("what rank 1 calls is the next call of rank 0: it left one out"), "{}", found.cause);
     assert!(found.advice.contains("no tokens for an expert"));
 }
 
@@ -464,6 +465,26 @@ fn nccl_05_buffers_beyond_four_gibibytes() {
         let mut programs = vec![vec![call(0, CollectiveKind::AllGather, DataType::Int8, count)]; 8];
         programs[6] = other;
         assert_eq!(hang(&job(&programs, &world(8))).culprits, [Rank(6)]);
+    }
+}
+
+#[test]
+fn calls_in_another_order_are_told_from_calls_left_out() {
+    let reduce = |count| call(0, CollectiveKind::AllReduce, DataType::Float32, count);
+    let gather = call(0, CollectiveKind::AllGather, DataType::Float32, 8);
+    let usual = vec![reduce(1), reduce(2), gather, reduce(3)];
+    for (odd, what) in [
+        (vec![reduce(1), gather, reduce(2), reduce(3)], "; rank 5 makes this call and the next the other way round"),
+        (vec![reduce(1), gather, reduce(3)], "; what rank 5 calls is the next call of rank 0: it left one out"),
+        (vec![reduce(1), reduce(7), reduce(2)], "; the next call of rank 5 is that of rank 0: it makes one too many"),
+        (vec![reduce(1), reduce(7), reduce(8)], "does not show that the tensors are the same"),
+    ] {
+        let mut programs = vec![usual.clone(); 8];
+        programs[5] = odd;
+        let found = hang(&job(&programs, &world(8)));
+        assert_eq!((found.kind, found.culprits.as_slice()), (HangKind::Mismatch, &[Rank(5)][..]));
+        assert_eq!(found.mismatch.as_ref().map(|mismatch| mismatch.sequence), Some(1));
+        assert!(found.cause.ends_with(what), "{}", found.cause);
     }
 }
 
