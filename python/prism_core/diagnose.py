@@ -133,7 +133,7 @@ def _time_lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield f"\niteration {document['iteration']}: {_ms(path['ns'])}, {where}"
     yield from _part_lines(path["parts"], names)
     shares = ", ".join(f"{rank['rank']} ({100 * rank['share']:.1f} %)" for rank in path["ranks"][:_SHOWN])
-    yield f"  on ranks  {shares}"
+    yield textwrap.fill(f"  on ranks  {shares}", _WIDTH, subsequent_indent=" " * 12)
     for account in document["accounts"]:
         yield f"\nrank {account['rank']} ({account['why'].replace('_', ' ')})"
         yield from _part_lines(account["parts"], names)
