@@ -74,9 +74,18 @@ def collect(
 
 
 @app.command()
-def inspect(graph: GraphPath, as_json: Json = False) -> None:
+def inspect(
+    graph: GraphPath,
+    sandbox: Annotated[str | None, typer.Option(help="List who exchanges data with these.", metavar="LIST")] = None,
+    as_json: Json = False,
+) -> None:
     """Show what is in a graph."""
-    _say(read_graph(graph), reports.inspect_text, as_json)
+    if sandbox is None:
+        found = read_graph(graph)
+    else:
+        opened = open_graph(graph)
+        found = read_graph(opened, parse_ranks(sandbox, opened.world_size))
+    _say(found, reports.inspect_text, as_json)
 
 
 @app.command()
@@ -116,12 +125,15 @@ def emulate(
 def diagnose(
     source: Annotated[Path, typer.Argument(help="A graph or a run folder.", metavar="JOB.prism|RUN")],
     slow: Slow = None,
+    perturb: Perturb = None,
     iteration: Annotated[int | None, typer.Option(help="Which, from 0; the last by default.", min=0)] = None,
     sensitivities: Annotated[bool, typer.Option(help="Replay again with single things slower.")] = True,
     as_json: Json = False,
 ) -> None:
     """Explain a hang or an iteration time, the culprit first."""
-    found = run_diagnose(source, slow=parse_slow(slow or []), iteration=iteration, sensitivities=sensitivities)
+    found = run_diagnose(
+        source, slow=parse_slow(slow or []), perturb=perturb, iteration=iteration, sensitivities=sensitivities,
+    )  # fmt: skip
     _say(found, diagnose_text, as_json)
 
 

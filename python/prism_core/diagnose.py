@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from prism_core import _native
 from prism_core.config import check_slow
+from prism_core.errors import ConfigError
+from prism_core.perturb import Perturb, perturbation_text
 from prism_core.replay import open_graph
-from prism_core.report import read_run
+from prism_core.report import ranks_text, read_run
 
 _SHOWN = 8
 _WIDTH = 100
@@ -22,6 +24,7 @@ def diagnose(
     source: _native.Graph | str | os.PathLike[str],
     *,
     slow: Mapping[int, float] | None = None,
+    perturb: Perturb | None = None,
     iteration: int | None = None,
     sensitivities: bool = True,
     top: int = _SHOWN,
@@ -31,6 +34,7 @@ def diagnose(
     Args:
         source: A graph, the path of its file, or a run folder.
         slow: Slow-down of single ranks' compute, for example `{4242: 1.3}` (graphs only).
+        perturb: Changes to the job, as for `prism_core.replay` (graphs only).
         iteration: Which iteration, from 0; the last if not said (graphs only).
         sensitivities: Replay again with single things slower (graphs only).
         top: Entries of each list at most.
@@ -40,10 +44,13 @@ def diagnose(
     """
     if not isinstance(source, _native.Graph):
         if Path(source).is_dir():
+            if slow or perturb:
+                raise ConfigError(f"{source} is a run folder: slow and perturb change a graph, the run is over")
             return _diagnose_run(Path(source))
         source = open_graph(source)
     options = {
         "slow": check_slow(slow or {}, source.world_size),
+        "perturb": perturbation_text(perturb),
         "iteration": iteration,
         "sensitivities": sensitivities,
         "top": top,
@@ -102,24 +109,35 @@ def _hang_lines(hang: Mapping[str, Any]) -> Iterator[str]:
         for wait in blocked[:_SHOWN]:
             line = (
                 f"{title:<9} {ranks_text(wait['waiting'])} in {wait['call']} {wait['sequence']} of communicator "
-                f"{wait['communicator']} (op {wait['op']}, {wait['bytes']:,} bytes) for {ranks_text(wait['missing'])}"
+                f"{wait['communicator']} (op {wait['op']} on stream {wait['stream']}, {wait['bytes']:,} bytes of "
+                f"{wait['dtype']}, {len(wait['members'])} members) for {ranks_text(wait['missing'])}{_hopes(wait)}"
             )
             yield textwrap.fill(line, _WIDTH, subsequent_indent=" " * 10)
         if len(blocked) > _SHOWN:
             yield f"{title:<9} and {len(blocked) - _SHOWN} more"
 
 
+def _hopes(wait: Mapping[str, Any]) -> str:
+    """Why those that are waited for will not come, if they will not."""
+    why = (("dead", "dead"), ("ended", "over without the call"), ("never", "without such a call left"))
+    told = [
+        f"{ranks_text(wait[key])} {'is' if len(wait[key]) == 1 else 'are'} {text}" for key, text in why if wait[key]
+    ]
+    return "; " + ", ".join(told) if told else ""
+
+
 def _time_lines(document: Mapping[str, Any]) -> Iterator[str]:
     path = document["critical_path"]
+    names = {named["communicator"]: _communicator(named) for named in document["communicators"]}
     where = f"{path['num_segments']} segments on {path['num_ranks']} ranks"
     yield f"\niteration {document['iteration']}: {_ms(path['ns'])}, {where}"
-    yield from _part_lines(path["parts"])
+    yield from _part_lines(path["parts"], names)
     shares = ", ".join(f"{rank['rank']} ({100 * rank['share']:.1f} %)" for rank in path["ranks"][:_SHOWN])
-    yield f"  on ranks  {shares}"
+    yield textwrap.fill(f"  on ranks  {shares}", _WIDTH, subsequent_indent=" " * 12)
     for account in document["accounts"]:
         yield f"\nrank {account['rank']} ({account['why'].replace('_', ' ')})"
-        yield from _part_lines(account["parts"])
-    yield from _waiting_lines(document["waiting"])
+        yield from _part_lines(account["parts"], names)
+    yield from _waiting_lines(document["waiting"], names)
     if document["slack"]:
         slack = document["slack"]
         most = ", ".join(f"rank {own['rank']} {_ms(own['slack_ns'])}" for own in slack["most"][:3])
@@ -131,19 +149,32 @@ def _time_lines(document: Mapping[str, Any]) -> Iterator[str]:
             yield f"  {10 * item['elasticity']:6.2f} %  {_parameter(item)}"
 
 
-def _waiting_lines(waiting: Mapping[str, Any]) -> Iterator[str]:
+def _communicator(named: Mapping[str, Any]) -> str:
+    """A communicator by its number and who is in it."""
+    size, members, stride = named["size"], named["members"], named["stride"]
+    if size <= len(members):
+        who = ranks_text(members)
+    elif stride is not None:
+        last = members[0] + stride * (size - 1)
+        who = f"ranks {members[0]}-{last}" if stride == 1 else f"ranks {members[0]},{members[1]},...,{last}"
+    else:
+        who = f"{size:,} ranks: {','.join(map(str, members))},..."
+    return f"{named['communicator']} ({who})"
+
+
+def _waiting_lines(waiting: Mapping[str, Any], names: Mapping[int, str]) -> Iterator[str]:
     if waiting["blame"]:
         yield "\nwaited for (summed over the ranks that wait)"
     for blame in waiting["blame"][:_SHOWN]:
         yield (
-            f"  rank {blame['rank']:<6} {_ms(blame['waited_ns']):>16} on communicator {blame['communicator']}, "
+            f"  rank {blame['rank']:<6} {_ms(blame['waited_ns']):>16} on communicator {names[blame['communicator']]}, "
             f"one rank {_ms(blame['longest_ns'])}"
         )
 
 
-def _part_lines(parts: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def _part_lines(parts: Iterable[Mapping[str, Any]], names: Mapping[int, str]) -> Iterator[str]:
     for part in list(parts)[:_SHOWN]:
-        yield f"  {100 * part['share']:5.1f} % {_ms(part['ns']):>14}  {_spent(part)}"
+        yield f"  {100 * part['share']:5.1f} % {_ms(part['ns']):>14}  {_spent(part, names)}"
 
 
 _SPENT = {
@@ -156,10 +187,10 @@ _SPENT = {
 }
 
 
-def _spent(part: Mapping[str, Any]) -> str:
+def _spent(part: Mapping[str, Any], names: Mapping[int, str]) -> str:
     if part["what"] == "compute":
         return f"{part['class']} compute"
-    return _SPENT[part["what"]].format(part.get("communicator"))
+    return _SPENT[part["what"]].format(names.get(part.get("communicator", -1)))
 
 
 def _parameter(item: Mapping[str, Any]) -> str:
@@ -167,19 +198,6 @@ def _parameter(item: Mapping[str, Any]) -> str:
     if name == "rank_speed":
         return f"compute of rank {item['rank']}"
     return f"{item['class']} compute of all ranks" if name == "compute_class" else name.replace("_", " ")
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Ranks in words, neighbours as ranges, cut after eight ranges."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and runs[-1][1] == rank - 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    shown = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs[:_SHOWN])
-    more = f",... ({len(ranks)} in all)" if len(runs) > _SHOWN else ""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"
 
 
 def _ms(nanoseconds: int) -> str:

@@ -55,6 +55,7 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
     device = parse_device(config.device or graph.meta.get("device", ""))
     if config.device is None:
         device = replace(device, profile=graph.meta.get("profile", device.profile))
+    materialised = graph.materialised_ranks(sandbox, device.profile)
     logs = _make_run_folder(config.output)
     options = {
         "mode": "emulate",
@@ -92,6 +93,7 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
     summary = {
         **found,
         "sandbox": sandbox,
+        "materialised_ranks": materialised,
         "slow": slow,
         "perturb": perturb,
         "command": shlex.join(config.command),

@@ -6,12 +6,12 @@ import json
 import os
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from prism_core import _native
-from prism_core.config import check_slow
+from prism_core.config import check_ranks, check_slow
 from prism_core.errors import ConfigError
 from prism_core.perturb import Perturb, perturbation_text
 
@@ -90,8 +90,21 @@ def replay(
     return ReplayResult(document)
 
 
-def inspect(graph_or_path: _native.Graph | str | os.PathLike[str]) -> dict[str, Any]:
-    """What is in a graph: ranks, roles, communicators, ops, bytes, provenance."""
+def inspect(
+    graph_or_path: _native.Graph | str | os.PathLike[str], sandbox: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """What is in a graph: ranks, roles, communicators, ops, bytes, provenance.
+
+    Args:
+        graph_or_path: The graph, or the path of its file.
+        sandbox: Ranks that would run the program; adds `materialised_ranks`, the virtual ranks they exchange data with.
+
+    Returns:
+        The document of `prism inspect --json`.
+    """
     graph = graph_or_path if isinstance(graph_or_path, _native.Graph) else open_graph(graph_or_path)
     summary: dict[str, Any] = json.loads(graph.summary_json())
+    if sandbox is not None:
+        chosen = check_ranks(sandbox, graph.world_size)
+        summary |= {"sandbox": chosen, "materialised_ranks": graph.materialised_ranks(chosen)}
     return summary

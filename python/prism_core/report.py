@@ -19,6 +19,8 @@ REPORT = "report.html"
 
 _MIB = 1 << 20
 _SHOWN = 8
+# Ranges of ranks in a list that was asked for.
+_RANGES = 64
 
 
 def to_json(document: Any) -> str:
@@ -78,6 +80,28 @@ def _provenance(document: Mapping[str, Any]) -> Mapping[str, float]:
     return shares
 
 
+def ranks_text(ranks: Sequence[int], shown: int = _SHOWN) -> str:
+    """Ranks in words, neighbours as ranges, cut after `shown` ranges."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    listed = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs[:shown])
+    more = f",... ({len(ranks)} in all)" if len(runs) > shown else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed}{more}"
+
+
+def _sandbox_rows(document: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """The virtual ranks that exchange data with the sandbox, where somebody asked for them."""
+    if "materialised_ranks" in document:
+        ranks = document["materialised_ranks"]
+        listed = f": {ranks_text(ranks, _RANGES)}" if ranks else ""
+        count = f"{len(ranks)} virtual rank{'' if len(ranks) == 1 else 's'} materialised"
+        yield "sandbox", f"{ranks_text(document['sandbox'])}; {count}{listed}"
+
+
 def _table(rows: Iterable[tuple[str, str]]) -> str:
     kept = list(rows)
     width = max((len(name) for name, _ in kept), default=0)
@@ -119,6 +143,7 @@ def inspect_text(document: Mapping[str, Any]) -> str:
         ("ops", f"{document['ops']:,} in {_mebibytes(document['graph_bytes'])}"),
         *(("role", _role(role)) for role in document["roles"][:_SHOWN]),
         *(("communicators", _family(family)) for family in document["communicators"][:_SHOWN]),
+        *_sandbox_rows(document),
         *((kind, f"{count:,}") for kind, count in document["ops_by_kind"].items()),
         *(_share_rows(document["device_time"]["by_provenance_ns"])),
         *((f"meta {name}", _first_line(value)) for name, value in document["meta"].items()),
@@ -153,6 +178,7 @@ def emulate_text(document: Mapping[str, Any]) -> str:
 def _emulate_rows(document: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     yield "iteration time", _times(document["iteration_time_ns"])
     yield "ranks", f"{document['world_size']}, of which {document['ranks_materialised']} exchange data with the sandbox"
+    yield from _sandbox_rows(document)
     for rank in document["ranks"]:
         yield from _rank_rows(rank)
     for note in document["notes"]:

@@ -37,6 +37,9 @@ class FakeGraph:
     num_ops: int = 70
     graph_bytes: int = 700
 
+    def materialised_ranks(self, sandbox: list[int], profile_toml: str | None = None) -> list[int]:
+        return [rank + 1 for rank in sandbox if rank + 1 not in sandbox]
+
     def save(self, path: str) -> int:
         Path(path).write_text(json.dumps(self.assignment))
         return self.graph_bytes

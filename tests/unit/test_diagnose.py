@@ -74,6 +74,38 @@ def test_bad_requests_are_refused() -> None:
         prism_core.diagnose(job, slow={8: 2.0})
 
 
+SLOW_LINK = """
+[[perturb]]
+kind = "slow-link"
+ranks = [2]
+bandwidth_factor = 0.1
+"""
+
+
+def test_perturbed_jobs_are_explained(tmp_path: Path) -> None:
+    job = graph([COMPUTE, REDUCE], ranks=["0-7"])
+
+    def collectives(found: dict[str, Any]) -> int:
+        return sum(part["ns"] for part in found["critical_path"]["parts"] if part["what"] == "collective")
+
+    healthy = prism_core.diagnose(job, sensitivities=False)
+    path = tmp_path / "link.toml"
+    path.write_text(SLOW_LINK)
+    for perturb in (path, SLOW_LINK):
+        found = prism_core.diagnose(job, perturb=perturb, sensitivities=False)
+        assert found["iteration_time_ns"] == prism_core.replay(job, perturb=perturb).iteration_time_ns
+        assert sum(part["ns"] for part in found["critical_path"]["parts"]) == found["iteration_time_ns"][0]
+        assert collectives(found) > 5 * collectives(healthy)
+    straggler = '[[perturb]]\nkind = "straggler"\nranks = [6]\nfactor = 1.5\n'
+    found = prism_core.diagnose(job, perturb=straggler)
+    assert found["waiting"]["culprit"]["ranks"] == [6]
+    death = '[[perturb]]\nkind = "rank-death"\nrank = 4\ntime_ns = 1000\n'
+    found = prism_core.diagnose(job, perturb=death)
+    assert (found["hang"]["kind"], found["hang"]["culprits"]) == ("dead_rank", [4])
+    assert found["headline"].startswith("rank 4 is dead, and ranks 0-3,5-7 wait at op 1: AllReduce number 0")
+    assert "rank 4 is dead" in diagnose_text(found).splitlines()[-1]
+
+
 def run_folder(tmp_path: Path, error: dict[str, Any] | None, exit_code: int) -> Path:
     rank = {"rank": 5, "iterations": 2, "last_op": "AllReduce", "exit_code": exit_code}
     summary = {
@@ -83,6 +115,11 @@ def run_folder(tmp_path: Path, error: dict[str, Any] | None, exit_code: int) -> 
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     (tmp_path / "timing.json").write_text("{}")
     return tmp_path
+
+
+def test_a_run_cannot_be_perturbed_afterwards(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the run is over"):
+        prism_core.diagnose(run_folder(tmp_path, None, 0), perturb=SLOW_LINK)
 
 
 def test_a_failed_run_says_why(tmp_path: Path) -> None:

@@ -1,77 +1,131 @@
 //! The execution graph and rank recordings.
 
-use crate::error::{from_graph, from_json, from_splice};
-use prism_engine::graph;
+use crate::error::{ConfigError, from_graph, from_json, from_splice};
+use crate::replay::profile_of;
+use prism_engine::ids::Rank;
 use prism_engine::slice::{recording::RankRecording, splice::splice};
+use prism_engine::{graph, prune};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The execution graph of a job: immutable, memory mapped when opened from a file.
 #[pyclass(frozen, module = "prism_core._native")]
 pub(crate) struct Graph {
-    pub(crate) inner: Arc<graph::Graph>,
+    source: Source,
+}
+
+enum Source {
+    Built(Arc<graph::Graph>),
+    /// Checked when it is first used.
+    File(graph::GraphFile),
+}
+
+impl From<graph::Graph> for Graph {
+    fn from(graph: graph::Graph) -> Self {
+        Self { source: Source::Built(Arc::new(graph)) }
+    }
+}
+
+impl Graph {
+    /// The graph; of a file, read and checked by the first call. Raises GraphFormatError if any of it is damaged.
+    pub(crate) fn inner(&self, py: Python<'_>) -> PyResult<Arc<graph::Graph>> {
+        match &self.source {
+            Source::Built(graph) => Ok(Arc::clone(graph)),
+            Source::File(file) => py.detach(|| file.graph()).map_err(from_graph),
+        }
+    }
 }
 
 #[pymethods]
 impl Graph {
-    /// Opens a graph file. Raises GraphFormatError for a damaged or foreign one, OSError when it cannot be read.
+    /// Opens a graph file; what is in it is read and checked at its first use. Raises GraphFormatError for a foreign file
+    /// (any method does for a damaged one), OSError when it cannot be read.
     #[staticmethod]
     fn open(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
-        let inner = py.detach(|| graph::Graph::open(&path)).map_err(from_graph)?;
-        Ok(Self { inner: Arc::new(inner) })
+        let file = py.detach(|| graph::GraphFile::open(&path)).map_err(from_graph)?;
+        Ok(Self { source: Source::File(file) })
     }
 
     /// Reads the text form.
     #[staticmethod]
     fn from_text(py: Python<'_>, text: &str) -> PyResult<Self> {
-        let inner = py.detach(|| graph::Graph::from_text(text)).map_err(from_graph)?;
-        Ok(Self { inner: Arc::new(inner) })
+        py.detach(|| graph::Graph::from_text(text)).map(Self::from).map_err(from_graph)
     }
 
     /// Writes the graph file and returns its size in bytes.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<u64> {
-        py.detach(|| self.inner.save(&path)).map_err(from_graph)
+        let graph = self.inner(py)?;
+        py.detach(|| graph.save(&path)).map_err(from_graph)
     }
 
     /// The readable form, for diffs and tests.
-    fn to_text(&self, py: Python<'_>) -> String {
-        py.detach(|| self.inner.to_text())
+    fn to_text(&self, py: Python<'_>) -> PyResult<String> {
+        let graph = self.inner(py)?;
+        Ok(py.detach(|| graph.to_text()))
     }
 
     /// What is in the graph, as JSON: roles, communicators, ops, bytes, provenance.
     fn summary_json(&self, py: Python<'_>) -> PyResult<String> {
-        py.detach(|| serde_json::to_string(&self.inner.summary())).map_err(|error| from_json("summary", &error))
+        let graph = self.inner(py)?;
+        py.detach(|| serde_json::to_string(&graph.summary())).map_err(|error| from_json("summary", &error))
+    }
+
+    /// The virtual ranks that exchange data with these ranks when they run as a sandbox, ascending. `profile_toml` is
+    /// another profile than the graph's. Raises ConfigError for a rank that is not of the job.
+    #[pyo3(signature = (sandbox, profile_toml=None))]
+    fn materialised_ranks(&self, py: Python<'_>, sandbox: Vec<u32>, profile_toml: Option<&str>) -> PyResult<Vec<u32>> {
+        let graph = self.inner(py)?;
+        let profile = profile_of(profile_toml, Some(&graph))?;
+        if let Some(outside) = sandbox.iter().find(|rank| **rank >= graph.world_size()) {
+            let message = format!("rank {outside} is not one of the {} ranks of the job", graph.world_size());
+            return Err(ConfigError::new_err(message));
+        }
+        let sandbox: BTreeSet<Rank> = sandbox.into_iter().map(Rank).collect();
+        let kept = py.detach(|| prune::materialised(&graph, &sandbox, &profile));
+        Ok(kept.difference(&sandbox).map(|rank| rank.0).collect())
     }
 
     /// Ranks of the job.
     #[getter]
     fn world_size(&self) -> u32 {
-        self.inner.world_size()
+        match &self.source {
+            Source::Built(graph) => graph.world_size(),
+            Source::File(file) => file.world_size(),
+        }
     }
 
     /// Ops over all ranks.
     #[getter]
     fn num_ops(&self) -> u64 {
-        self.inner.num_ops()
+        match &self.source {
+            Source::Built(graph) => graph.num_ops(),
+            Source::File(file) => file.num_ops(),
+        }
     }
 
     /// Size of the stored form in bytes.
     #[getter]
     fn graph_bytes(&self) -> u64 {
-        self.inner.graph_bytes()
+        match &self.source {
+            Source::Built(graph) => graph.graph_bytes(),
+            Source::File(file) => file.file_bytes(),
+        }
     }
 
     /// How the graph came about: command, profile, ranks run.
     #[getter]
-    fn meta(&self) -> BTreeMap<String, String> {
-        self.inner.meta().clone()
+    fn meta(&self) -> PyResult<BTreeMap<String, String>> {
+        match &self.source {
+            Source::Built(graph) => Ok(graph.meta().clone()),
+            Source::File(file) => file.meta().map_err(from_graph),
+        }
     }
 
     fn __repr__(&self) -> String {
-        format!("Graph(world_size={}, num_ops={})", self.inner.world_size(), self.inner.num_ops())
+        format!("Graph(world_size={}, num_ops={})", self.world_size(), self.num_ops())
     }
 }
 
@@ -137,5 +191,5 @@ pub(crate) fn assemble(
             splice(world_size, &recordings, &assignment, &meta)
         })
         .map_err(|error| from_splice(&error))?;
-    Ok(Graph { inner: Arc::new(inner) })
+    Ok(inner.into())
 }

@@ -9,7 +9,6 @@ use prism_engine::replay::{Contention, ReplayOptions, replay};
 use pyo3::prelude::*;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 pub(crate) fn profile_of(toml: Option<&str>, graph: Option<&prism_engine::graph::Graph>) -> PyResult<Profile> {
     let recorded = || graph.and_then(|graph| graph.meta().get("profile").map(String::as_str));
@@ -48,7 +47,7 @@ pub(crate) fn perturb_of(options: &Value, world_size: u32, profile: &Profile) ->
 #[pyfunction]
 pub(crate) fn replay_json(py: Python<'_>, graph: PyRef<'_, Graph>, options_json: &str) -> PyResult<String> {
     let options: Value = serde_json::from_str(options_json).map_err(|error| from_json("options", &error))?;
-    let graph = Arc::clone(&graph.inner);
+    let graph = graph.inner(py)?;
     let contention = options.get("contention").and_then(Value::as_str).unwrap_or("none");
     let profile = profile_of(options.get("profile").and_then(Value::as_str), Some(&graph))?;
     let options = ReplayOptions {

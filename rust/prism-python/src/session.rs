@@ -46,9 +46,9 @@ impl Session {
     /// `perturb` (TOML text, only to emulate).
     #[new]
     #[pyo3(signature = (options_json, graph=None))]
-    fn new(options_json: &str, graph: Option<PyRef<'_, Graph>>) -> PyResult<Self> {
+    fn new(py: Python<'_>, options_json: &str, graph: Option<PyRef<'_, Graph>>) -> PyResult<Self> {
         let options: Value = serde_json::from_str(options_json).map_err(|error| from_json("options", &error))?;
-        let graph = graph.map(|graph| Arc::clone(&graph.inner));
+        let graph = graph.map(|graph| graph.inner(py)).transpose()?;
         let options = options_of(&options, graph.as_deref())?;
         let inner = hybrid::Session::new(options, graph).map_err(|error| from_session(&error))?;
         Ok(Self { inner })

@@ -5,7 +5,6 @@ use crate::graph::Graph;
 use prism_engine::synthetic::{self, TransformerStep};
 use pyo3::prelude::*;
 use serde_json::Value;
-use std::sync::Arc;
 
 /// One training step of a transformer. `options_json` has the fields of the engine's `TransformerStep` (times in picoseconds),
 /// and `latency_ns` and `bytes_per_s` of the flat network it is replayed on. Raises ConfigError naming what does not fit.
@@ -19,5 +18,5 @@ pub(crate) fn transformer_step(py: Python<'_>, options_json: &str) -> PyResult<G
     };
     let (step, latency_ns, bytes_per_s) = parsed().map_err(|error| from_json("transformer_step", &error))?;
     let inner = py.detach(|| step.graph_on(&synthetic::flat_profile(latency_ns, bytes_per_s))).map_err(from_graph)?;
-    Ok(Graph { inner: Arc::new(inner) })
+    Ok(inner.into())
 }

@@ -4,6 +4,8 @@
 //! do. Only waiting that nothing hides counts, taken from each rank's own account of the iteration (`critical_path.rs`),
 //! and it is charged, by communicator, to the rank that came last.
 
+use super::critical_path::Spent;
+use super::excess::Excess;
 use super::plan::{Back, NodeKind};
 use super::trace::JobTrace;
 use crate::ids::Rank;
@@ -57,7 +59,11 @@ pub enum Cause {
     Compute,
     /// All ranks of its program wait less and compute more than those of other programs: an uneven split of the work.
     Program,
-    /// Its compute does not: it is the host, or communication with others.
+    /// Its communication takes longer than theirs: slow links, or more to send.
+    Communication,
+    /// Its host takes longer.
+    Host,
+    /// None of these: it comes late from something before the iteration, or from what it waits for elsewhere.
     NotCompute,
 }
 
@@ -78,6 +84,8 @@ pub struct Culprit {
     pub usual_compute_ns: i64,
     /// The ranks it is compared with: those with the same program, if there are others.
     pub compared_with: u32,
+    /// What takes it noticeably longer than up to 16 of them; not for a whole program.
+    pub longer: Option<Excess>,
 }
 
 /// Who waits for whom in an iteration.
@@ -120,7 +128,15 @@ impl JobTrace {
             compute.push(self.compute_in(rank, &times, window));
             sums.add(rank, &waits);
         }
-        let culprit = self.culprit(&sums.by_rank, &compute, window.1 - window.0);
+        let length = window.1 - window.0;
+        let mut culprit = self.culprit(&sums.by_rank, &compute, length);
+        if let Some(culprit) = &mut culprit {
+            self.explain_culprit(culprit, iteration, length.as_ns())?;
+        } else if let Some(mut odd) = Search::among_all(&sums.by_rank, &compute, length).odd_rank() {
+            // Somebody with a program of its own, which must be what makes it late: schedules let ranks wait unequally.
+            self.explain_culprit(&mut odd, iteration, length.as_ns())?;
+            culprit = Some(odd).filter(Culprit::works_longer);
+        }
         Ok(Some(sums.finish(self, culprit)))
     }
 
@@ -196,22 +212,21 @@ impl JobTrace {
         for (at, (rank, _)) in waited.iter().enumerate() {
             groups.entry(self.graph.rank_template(*rank).0).or_default().push(at);
         }
-        let have_equals = groups.values().any(|group| group.len() > 1);
-        if !have_equals {
-            groups = BTreeMap::from([(0, (0..waited.len()).collect())]);
+        if groups.values().all(|group| group.len() == 1) {
+            return Search::among_all(waited, compute, length).odd_rank().filter(Culprit::computes_more);
         }
-        let search = Search { waited, compute, least: (length.0 as f64 * NOTICEABLE).max(1.0), groups };
-        if have_equals {
-            search.odd_rank().or_else(|| search.odd_group())
-        } else {
-            search.odd_rank().filter(Culprit::computes_more)
-        }
+        let search = Search { groups, ..Search::among_all(waited, compute, length) };
+        search.odd_rank().or_else(|| search.odd_group())
     }
 }
 
 impl Culprit {
     fn computes_more(&self) -> bool {
         self.cause == Cause::Compute
+    }
+
+    fn works_longer(&self) -> bool {
+        self.longer.is_some_and(|longer| matches!(longer.spent, Spent::Compute { .. } | Spent::Host))
     }
 }
 
@@ -222,6 +237,14 @@ struct Search<'a> {
     least: f64,
     /// Ranks with one program.
     groups: BTreeMap<u32, Vec<usize>>,
+}
+
+impl<'a> Search<'a> {
+    /// All ranks as equals.
+    fn among_all(waited: &'a [(Rank, SimTime)], compute: &'a [SimTime], length: SimTime) -> Self {
+        let groups = BTreeMap::from([(0, (0..waited.len()).collect())]);
+        Self { waited, compute, least: (length.0 as f64 * NOTICEABLE).max(1.0), groups }
+    }
 }
 
 impl Search<'_> {
@@ -259,6 +282,7 @@ impl Search<'_> {
             compute_ns: self.compute[first].as_ns(),
             usual_compute_ns: usual.as_ns(),
             compared_with: others.len() as u32,
+            longer: None,
         })
     }
 
@@ -277,6 +301,7 @@ impl Search<'_> {
             compute_ns: compute.as_ns(),
             usual_compute_ns: usual.as_ns(),
             compared_with: others.len() as u32,
+            longer: None,
         })
     }
 }

@@ -2,6 +2,7 @@
 
 use super::blame::{Cause, Culprit, Waiting};
 use super::critical_path::{Path, Segment, Spent};
+use super::excess::{Named, named};
 use super::hang::{Hang, name};
 use super::sensitivity::{Parameter, Sensitivity, sensitivities};
 use super::slack::RankSlack;
@@ -136,6 +137,8 @@ pub struct Diagnosis {
     pub accounts: Vec<Account>,
     /// Who waits for whom.
     pub waiting: Option<Waiting>,
+    /// The communicators that all this names.
+    pub communicators: Vec<Named>,
     /// What could be later, if the job is small enough.
     pub slack: Option<SlackReport>,
     /// What would change the iteration time, strongest first.
@@ -148,7 +151,9 @@ pub struct Diagnosis {
 pub fn diagnose(graph: &Arc<Graph>, options: &DiagnoseOptions) -> Result<Diagnosis, SimError> {
     let trace = match JobTrace::record(graph, &options.replay) {
         Ok(trace) => trace,
-        Err(error) => return Hang::of(&error).map(|hang| blocked(graph, hang)).ok_or(error),
+        Err(error) => {
+            return Hang::of(&error).map(|hang| blocked(graph, hang.with_programs(graph, &error))).ok_or(error);
+        }
     };
     let iteration = options.iteration.unwrap_or(trace.num_iterations() - 1);
     let none = || SimError::Unavailable { what: format!("iteration {iteration} of {}", trace.num_iterations()) };
@@ -166,15 +171,18 @@ pub fn diagnose(graph: &Arc<Graph>, options: &DiagnoseOptions) -> Result<Diagnos
         found = sensitivities(graph, &options.replay, iteration, &parameters)?;
         found.sort_by(|a, b| b.elasticity.total_cmp(&a.elasticity));
     }
+    let (path_figures, headline) = (figures(&trace, &path, options.top), headline(&path, &waiting));
+    let waiting = shortened(waiting, options.top);
     Ok(Diagnosis {
-        headline: headline(&path, &waiting),
+        headline,
         world_size: graph.world_size(),
         hang: None,
         iteration_time_ns: trace.report.iteration_times().into_iter().map(SimTime::as_ns).collect(),
         iteration: Some(iteration),
-        critical_path: Some(figures(&trace, &path, options.top)),
+        communicators: named(graph, &path_figures, &accounts, &waiting),
+        critical_path: Some(path_figures),
         accounts,
-        waiting: Some(shortened(waiting, options.top)),
+        waiting: Some(waiting),
         slack,
         sensitivities: found,
         notes,
@@ -191,6 +199,7 @@ fn blocked(graph: &Graph, hang: Hang) -> Diagnosis {
         critical_path: None,
         accounts: Vec::new(),
         waiting: None,
+        communicators: Vec::new(),
         slack: None,
         sensitivities: Vec::new(),
         notes: Vec::new(),
@@ -338,8 +347,17 @@ fn headline(path: &Path, waiting: &Waiting) -> String {
                 ms(culprit.usual_compute_ns)
             )
         }
+        Cause::Communication | Cause::Host => match culprit.longer {
+            Some(longer) => format!(
+                "{own} {} takes {} where the median of others takes {}",
+                words_of_all(longer.spent),
+                ms(longer.ns),
+                ms(longer.usual_ns)
+            ),
+            None => format!("{own} communication takes longer"),
+        },
         Cause::NotCompute => {
-            format!("{own} compute is not longer than that of others: look at the host and at messages")
+            format!("nothing of {own} own takes longer than with others: look at what comes before the iteration")
         }
     };
     format!(
@@ -347,6 +365,17 @@ fn headline(path: &Path, waiting: &Waiting) -> String {
         ms(culprit.waited_ns),
         ms(culprit.median_waited_ns)
     )
+}
+
+/// A kind of time over all communicators, with the one that has most of it.
+fn words_of_all(spent: Spent) -> String {
+    match spent {
+        Spent::Collective { communicator } => {
+            format!("time in collectives (most on communicator {communicator})")
+        }
+        Spent::Message { communicator } => format!("time in messages (most on communicator {communicator})"),
+        other => words(other),
+    }
 }
 
 fn words(spent: Spent) -> String {

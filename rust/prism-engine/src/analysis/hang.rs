@@ -9,6 +9,8 @@ use std::collections::BTreeSet;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HangKind {
+    /// A rank is dead, and others wait for it.
+    DeadRank,
     /// A rank never makes a call that others wait for.
     MissingCall,
     /// Ranks wait for each other in a circle.
@@ -28,7 +30,7 @@ pub struct Hang {
     pub cause: String,
     /// The ranks to look at first, ascending.
     pub culprits: Vec<Rank>,
-    /// Of a cycle, its waits in order; of missing calls, the calls.
+    /// Of a cycle, its waits in order; of dead ranks and missing calls, the calls.
     pub roots: Vec<Blocked>,
     /// Everything else that waits, nearest to the cause first.
     pub victims: Vec<Blocked>,
@@ -44,6 +46,9 @@ const GROUP_THEM: &str =
     "put the sends and receives that belong together into one group, or let one side receive first";
 const BOTH_HALVES: &str =
     "every send needs a receive of the same size in the same order on its peer, before either ends";
+
+const GO_ON: &str =
+    "the others wait until a timeout ends them: restart from a checkpoint, or let the job go on without the rank";
 
 impl Hang {
     /// The explanation of an error; `None` if it is no hang.
@@ -71,24 +76,36 @@ fn sorted(ranks: impl IntoIterator<Item = Rank>) -> Vec<Rank> {
 }
 
 fn deadlock(waiting: &[Blocked]) -> Hang {
-    let hopeless = waiting.iter().filter(|blocked| blocked.is_hopeless()).count();
-    let (kind, roots) = if hopeless > 0 {
-        (HangKind::MissingCall, waiting.iter().filter(|blocked| blocked.is_hopeless()).cloned().collect())
+    let those = |is_root: fn(&Blocked) -> bool| waiting.iter().filter(|blocked| is_root(blocked)).cloned().collect();
+    // Nearest to the dead: those that wait for nobody else.
+    let only_dead: fn(&Blocked) -> bool =
+        |blocked| !blocked.dead.is_empty() && blocked.missing.iter().all(|rank| blocked.dead.contains(rank));
+    let (kind, roots): (_, Vec<Blocked>) = if waiting.iter().any(only_dead) {
+        (HangKind::DeadRank, those(only_dead))
+    } else if waiting.iter().any(|blocked| !blocked.dead.is_empty()) {
+        (HangKind::DeadRank, those(|blocked| !blocked.dead.is_empty()))
+    } else if waiting.iter().any(Blocked::is_hopeless) {
+        (HangKind::MissingCall, those(Blocked::is_hopeless))
     } else {
-        let cycle = shortest_cycle(waiting);
-        (HangKind::Cycle, cycle.into_iter().map(|at| waiting[at].clone()).collect::<Vec<_>>())
+        (HangKind::Cycle, shortest_cycle(waiting).into_iter().map(|at| waiting[at].clone()).collect())
     };
     let culprits = match kind {
+        HangKind::DeadRank => sorted(roots.iter().flat_map(|root| root.dead.iter().copied())),
         HangKind::MissingCall => sorted(roots.iter().flat_map(odd_ones)),
         _ => sorted(roots.iter().map(|root| root.rank)),
     };
     let is_message = roots.iter().any(|root| is_message(&root.call));
     let advice = match kind {
+        HangKind::DeadRank => GO_ON,
         HangKind::Cycle if is_message => GROUP_THEM,
         HangKind::MissingCall if is_message => BOTH_HALVES,
         _ => SAME_CALLS,
     };
-    let cause = if kind == HangKind::Cycle { cycle_text(&roots) } else { missing_text(&roots) };
+    let cause = match kind {
+        HangKind::DeadRank => dead_text(&roots),
+        HangKind::Cycle => cycle_text(&roots),
+        _ => missing_text(&roots),
+    };
     let victims = victims(waiting, &roots);
     Hang { kind, cause, culprits, roots, victims, mismatch: None, advice }
 }
@@ -122,6 +139,22 @@ fn missing_text(roots: &[Blocked]) -> String {
             "{} {verb} {counterpart} that {} {waits} for at op {}: {call} number {sequence} of communicator \
              {communicator}, {bytes} bytes of {dtype}",
             name(&gone),
+            name(&root.waiting),
+            root.op
+        )
+    });
+    each.collect::<Vec<_>>().join("; ")
+}
+
+fn dead_text(roots: &[Blocked]) -> String {
+    let each = roots.iter().map(|root| {
+        let Blocked { call, sequence, communicator, bytes, dtype, .. } = root;
+        let is = if root.dead.len() == 1 { "is" } else { "are" };
+        let wait = if root.waiting.len() == 1 { "waits" } else { "wait" };
+        format!(
+            "{} {is} dead, and {} {wait} at op {}: {call} number {sequence} of communicator {communicator}, {bytes} bytes of \
+             {dtype}",
+            name(&root.dead),
             name(&root.waiting),
             root.op
         )

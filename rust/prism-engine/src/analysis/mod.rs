@@ -8,13 +8,15 @@
 //!     ├─────────────────────────► sensitivities   what would change the iteration time, by replaying it
 //!     └── SimError ─────────────► Hang            why nothing can move
 //! ```
-//! [`diagnose`] does all of it, the culprit first. Everything is exact for durations that do not depend on time and for a
-//! network without contention; other jobs are refused by name.
+//! [`diagnose`] does all of it, the culprit first. Everything is exact, perturbed or not, for a network without contention
+//! (slack takes the rules in force as fixed); other jobs are refused by name.
 
 mod blame;
 mod critical_path;
 mod diagnosis;
+mod excess;
 mod hang;
+mod places;
 mod plan;
 mod sensitivity;
 mod slack;
@@ -25,6 +27,7 @@ pub use critical_path::{Path, Segment, Spent};
 pub use diagnosis::{
     Account, CriticalPath, DiagnoseOptions, Diagnosis, LongSegment, Part, RankShare, SlackReport, diagnose,
 };
+pub use excess::{Excess, Named};
 pub use hang::{Hang, HangKind};
 pub use sensitivity::{LATENCY_STEP, Parameter, STEP, Sensitivity, sensitivities};
 pub use slack::{MAX_MOMENTS, RankSlack, Slack};

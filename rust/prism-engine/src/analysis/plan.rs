@@ -8,7 +8,7 @@
 use crate::graph::TemplateView;
 use crate::graph::op::{ComputeClass, Op, OpKind};
 use crate::ids::{EventId, SlotId, StreamId};
-use crate::sim::{Call, Half, LaunchSpan, SimError};
+use crate::sim::{Call, Half, LaunchSpan, SimError, num_peers};
 use crate::units::SimTime;
 use std::collections::BTreeMap;
 
@@ -61,6 +61,8 @@ pub(crate) struct Launch {
     pub(crate) halves: Vec<(Half, u64)>,
     /// Place among the rank's launches in a trace.
     pub(crate) traced: usize,
+    /// Iterations over when it is launched.
+    pub(crate) iteration: u32,
 }
 
 /// One step back on a rank: what node `node` waited for.
@@ -185,6 +187,12 @@ impl Plan {
 }
 
 impl Launch {
+    /// How many peers it sends messages to.
+    pub(crate) fn num_peers(&self) -> u32 {
+        let halves: Vec<Half> = self.halves.iter().map(|(half, _)| *half).collect();
+        num_peers(&halves)
+    }
+
     /// Index of the op that names the launch.
     pub(crate) fn op(&self) -> u32 {
         self.calls.first().map_or_else(|| self.halves[0].0.op, |call| call.op)
@@ -316,7 +324,7 @@ impl Writer {
         }
         let at = open.launches.iter().position(|(launch, _)| launch.slot == slot).unwrap_or_else(|| {
             let (calls, halves) = (Vec::new(), Vec::new());
-            let launch = Launch { slot, arrive: 0, end: 0, calls, first_call: 0, halves, traced: 0 };
+            let launch = Launch { slot, arrive: 0, end: 0, calls, first_call: 0, halves, traced: 0, iteration: 0 };
             open.launches.push((launch, Vec::new()));
             open.launches.len() - 1
         });
@@ -339,6 +347,7 @@ impl Writer {
             launch.end = self.join(launch.op(), NodeKind::End(number), [launch.arrive]);
             self.last_launch[slot] = Some(launch.end);
             launch.first_call = self.plan.calls[slot].len() as u64;
+            launch.iteration = self.plan.iteration_ends.len() as u32;
             self.plan.calls[slot].extend(launch.calls.iter().map(|_| number));
             for (half, sequence) in &mut launch.halves {
                 let same = self.plan.halves.entry((launch.slot, half.peer, half.is_send)).or_default();

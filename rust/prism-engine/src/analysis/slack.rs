@@ -212,14 +212,14 @@ impl<'a> Backward<'a> {
         let (from, to) = (members[source as usize], members[destination as usize]);
         let launch_of = |rank: u32, slot, peer, is_send| {
             let launch = trace.plan(rank).halves[&(slot, peer, is_send)][sequence as usize];
-            &trace.plan(rank).launches[launch as usize]
+            ((rank, launch), &trace.plan(rank).launches[launch as usize])
         };
-        let send = launch_of(from, trace.slot(comm, source), destination, true);
-        let receive = launch_of(to, trace.slot(comm, destination), source, false);
+        let (sender, send) = launch_of(from, trace.slot(comm, source), destination, true);
+        let (receiver, receive) = launch_of(to, trace.slot(comm, destination), source, false);
         let is_this =
             |half: &&(crate::sim::Half, u64)| half.0.is_send && half.0.peer == destination && half.1 == sequence;
         let bytes = send.halves.iter().find(is_this).expect("found by it").0.bytes();
-        let (sent, received) = collective::message(&trace.profile, from, to, bytes, SimTime::ZERO, SimTime::ZERO);
+        let (sent, received) = trace.message(comm, [sender, receiver], bytes, (SimTime::ZERO, SimTime::ZERO));
         let latest = (limits[0] - sent).min(limits[1] - received);
         self.lower(from, send.arrive, latest);
         self.lower(to, receive.arrive, latest);
@@ -245,7 +245,7 @@ impl<'a> Backward<'a> {
         if call.bytes == 0 {
             return limits.to_vec();
         }
-        let shape = self.trace.shape(comm);
+        let shape = self.trace.shape(comm, sequence);
         if members > MAX_MATRIX {
             self.is_exact = false;
             let least = limits.iter().copied().min().unwrap_or_default();
@@ -256,7 +256,7 @@ impl<'a> Backward<'a> {
             let rows = (0..members).flat_map(|from| {
                 let mut arrivals = vec![NEVER; members];
                 arrivals[from] = SimTime::ZERO;
-                self.trace.completion(comm, sequence, &arrivals)
+                self.trace.completion(&shape, comm, sequence, &arrivals)
             });
             let matrix = Rc::new(rows.collect::<Vec<_>>());
             self.matrices.insert(key, Rc::clone(&matrix));

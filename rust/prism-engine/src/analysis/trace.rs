@@ -8,9 +8,10 @@ use super::plan::{Launch, NodeKind, Plan};
 use crate::collective::{self, CollectiveCall, CommShape, Scratch, ShapePool};
 use crate::graph::Graph;
 use crate::ids::{CommId, Rank, SlotId, TemplateId};
+use crate::perturb::{When, World};
 use crate::profile::Profile;
 use crate::replay::{Contention, ReplayOptions};
-use crate::sim::{Call, LaunchSpan, Peers, SimError, SimOptions, SimReport, Simulation, Span};
+use crate::sim::{Call, LaunchSpan, NetworkRules, Peers, SimError, SimOptions, SimReport, Simulation, Span};
 use crate::units::SimTime;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -73,7 +74,11 @@ pub struct JobTrace {
     pub(crate) report: SimReport,
     times: RefCell<BTreeMap<u32, Times>>,
     ends: RefCell<BTreeMap<(u32, u64), Times>>,
+    /// Rules about links and message sizes, if there are any.
+    rules: Option<NetworkRules>,
     shapes: RefCell<ShapePool>,
+    /// Communicators under rules, by the rules in force.
+    changed: RefCell<BTreeMap<(u32, u64), Arc<CommShape>>>,
     scratch: RefCell<Scratch>,
 }
 
@@ -91,10 +96,9 @@ impl JobTrace {
             let what = format!("an analysis of {count} launches of communication (at most {MAX_LAUNCHES})");
             return Err(SimError::Unavailable { what });
         }
-        if options.perturb.changes_network() {
-            return Err(SimError::Unavailable { what: "an analysis of changed links or message sizes".to_owned() });
-        }
-        let is_perturbed = !options.perturb.is_empty();
+        let rules = &options.perturb;
+        let is_changed = |rank: Rank| rules.changes_compute(rank) || rules.constant_factor(rank).is_some();
+        let is_perturbed = (0..graph.world_size()).map(Rank).any(is_changed);
         if is_perturbed && graph.num_ops() > MAX_PERTURBED_OPS {
             let what = format!("an analysis of {} perturbed ops (at most {MAX_PERTURBED_OPS})", graph.num_ops());
             return Err(SimError::Unavailable { what });
@@ -116,6 +120,11 @@ impl JobTrace {
             launches: simulation.take_launches(),
             perturbed: is_perturbed.then(|| durations(graph.world_size(), simulation.take_spans())),
             slots: slots(graph),
+            rules: NetworkRules::new(
+                &Arc::new(options.perturb.clone()),
+                World::new(graph.world_size(), &options.profile),
+            ),
+            changed: RefCell::default(),
             report: simulation.report(),
             times: RefCell::default(),
             ends: RefCell::default(),
@@ -234,14 +243,17 @@ impl JobTrace {
         let is_fresh = |sequence: &u64| (0..members).all(|at| self.place(comm, *sequence, at).is_first);
         let mut number = (0..=sequence).rev().find(is_fresh).unwrap_or(0);
         let mut arrivals = self.arrivals(comm, number);
-        let mut ends = self.completion(comm, number, &arrivals);
+        let ends_of = |number: u64, arrivals: &[SimTime]| {
+            self.completion(&self.shape_for(comm, number, arrivals), comm, number, arrivals)
+        };
+        let mut ends = ends_of(number, &arrivals);
         while number < sequence {
             number += 1;
             for (at, arrival) in arrivals.iter_mut().enumerate() {
                 let place = self.place(comm, number, at);
                 *arrival = if place.is_first { self.arrival(place.rank, place.launch) } else { ends[at] };
             }
-            ends = self.completion(comm, number, &arrivals);
+            ends = ends_of(number, &arrivals);
         }
         let ends = Rc::new(ends);
         let mut kept = self.ends.borrow_mut();
@@ -252,16 +264,61 @@ impl JobTrace {
         ends
     }
 
-    pub(crate) fn shape(&self, comm: u32) -> Arc<CommShape> {
-        self.shapes.borrow_mut().shape(self.members(comm))
+    /// A communicator as it was at a collective that its members came to at `arrivals`.
+    fn shape_for(&self, comm: u32, sequence: u64, arrivals: &[SimTime]) -> Arc<CommShape> {
+        let members = self.members(comm);
+        let Some(rules) = &self.rules else { return self.shapes.borrow_mut().shape(members) };
+        let launches = (0..members.len()).map(|at| self.place(comm, sequence, at));
+        let iteration = launches.map(|place| self.plan(place.rank).launches[place.launch as usize].iteration).max();
+        let time = arrivals.iter().copied().max().unwrap_or_default();
+        let in_force = rules.rules().network_state(When { iteration: iteration.unwrap_or(0), time });
+        let state = if in_force == 0 { 0 } else { in_force & rules.reach(members) };
+        if state == 0 {
+            return self.shapes.borrow_mut().shape(members);
+        }
+        let mut changed = self.changed.borrow_mut();
+        let shape = changed
+            .entry((comm, state))
+            .or_insert_with(|| Arc::new(CommShape::changed(members, &self.profile, rules.rules(), state)));
+        Arc::clone(shape)
     }
 
-    /// Ends of a collective for any arrivals.
-    pub(crate) fn completion(&self, comm: u32, sequence: u64, arrivals: &[SimTime]) -> Vec<SimTime> {
+    /// A communicator as it was at a collective.
+    pub(crate) fn shape(&self, comm: u32, sequence: u64) -> Arc<CommShape> {
+        match self.rules {
+            Some(_) => self.shape_for(comm, sequence, &self.arrivals(comm, sequence)),
+            None => self.shapes.borrow_mut().shape(self.members(comm)),
+        }
+    }
+
+    /// Ends of a collective for any arrivals, on links as they were.
+    pub(crate) fn completion(&self, shape: &CommShape, comm: u32, sequence: u64, arrivals: &[SimTime]) -> Vec<SimTime> {
         let mut ends = vec![SimTime::ZERO; arrivals.len()];
         let (_, call) = self.call(comm, sequence);
-        collective::completion(&self.shape(comm), &call, arrivals, &mut ends, &mut self.scratch.borrow_mut());
+        collective::completion(shape, &call, arrivals, &mut ends, &mut self.scratch.borrow_mut());
         ends
+    }
+
+    /// Ends of the two halves of a message between ranks of a communicator if they come to it at `times`; the links are as
+    /// they were when the launches of its halves (sending and receiving rank with its launch) really came to it.
+    pub(crate) fn message(
+        &self,
+        comm: u32,
+        [from, to]: [(u32, u32); 2],
+        bytes: u64,
+        times: (SimTime, SimTime),
+    ) -> (SimTime, SimTime) {
+        let Some(rules) = &self.rules else {
+            return collective::message(&self.profile, from.0, to.0, bytes, times.0, times.1);
+        };
+        let launch = |(rank, launch): (u32, u32)| &self.plan(rank).launches[launch as usize];
+        let when = When {
+            iteration: launch(from).iteration.max(launch(to).iteration),
+            time: self.arrival(from.0, from.1).max(self.arrival(to.0, to.1)),
+        };
+        let (pair, members) = ((from.0, to.0), self.members(comm).len());
+        let (bytes, change) = rules.on_message(pair, members, launch(from).num_peers(), bytes, when);
+        collective::message_over(&self.profile, pair, bytes, times, change)
     }
 
     /// What a rank's launch ended for. An error if no arrival explains the end.
@@ -272,9 +329,10 @@ impl JobTrace {
         for (half, sequence) in &launch.halves {
             let peer = self.peer(rank, comm, launch.slot, half.peer, half.is_send, *sequence);
             let (mine, theirs) = (span.arrival, self.arrival(peer.0, peer.1));
-            let (source, destination) = if half.is_send { (rank, peer.0) } else { (peer.0, rank) };
-            let (sent, received) = if half.is_send { (mine, theirs) } else { (theirs, mine) };
-            let ends = collective::message(&self.profile, source, destination, half.bytes(), sent, received);
+            let own = (rank, number);
+            let (halves, times) =
+                if half.is_send { ([own, peer], (mine, theirs)) } else { ([peer, own], (theirs, mine)) };
+            let ends = self.message(comm, halves, half.bytes(), times);
             if (if half.is_send { ends.0 } else { ends.1 }) != span.end {
                 continue;
             }
@@ -339,12 +397,13 @@ impl JobTrace {
     fn held_by(&self, comm: u32, sequence: u64, arrivals: &[SimTime], at: usize, end: SimTime) -> Option<usize> {
         let mut candidates: Vec<usize> = (0..arrivals.len()).collect();
         candidates.sort_by_key(|member| std::cmp::Reverse(arrivals[*member]));
+        let shape = self.shape_for(comm, sequence, arrivals);
         let explains = |among: &[usize]| {
             let mut only = vec![NEVER; arrivals.len()];
             for member in among {
                 only[*member] = arrivals[*member];
             }
-            self.completion(comm, sequence, &only)[at] == end
+            self.completion(&shape, comm, sequence, &only)[at] == end
         };
         if explains(&candidates[..1]) {
             return Some(candidates[0]);

@@ -1,8 +1,10 @@
 //! Making a graph.
 
-use crate::graph::columns::{Indices, OpRow};
+use crate::graph::columns::{Indices, OpRow, tag};
 use crate::graph::op::Op;
-use crate::graph::{Comms, Graph, GraphError, OpTable, Overrides, Ranks, Templates, check};
+use crate::graph::overrides::{self, Overrides, OwnDurations};
+use crate::graph::packed::PackedBuilder;
+use crate::graph::{Comms, Graph, GraphError, OpTable, Ranks, Templates, check};
 use crate::ids::{CommId, NameId, Rank, TemplateId};
 use crate::units::SimTime;
 use indexmap::{IndexMap, IndexSet};
@@ -12,23 +14,23 @@ use std::sync::OnceLock;
 
 type FxIndexSet<T> = IndexSet<T, FxBuildHasher>;
 
-/// Collects the tables of a [`Graph`]. Distinct ops, gaps and names are stored once; memory is linear in template ops and
-/// in communicator members, never in ops over all ranks.
+/// Collects the tables of a [`Graph`]. Distinct ops and names are stored once; memory is linear in template ops, in
+/// communicator members and in durations of the ranks' own, never in ops over all ranks.
 #[derive(Debug)]
 pub struct GraphBuilder {
     world_size: u32,
     names: FxIndexSet<String>,
     meta: BTreeMap<String, String>,
     rows: FxIndexSet<OpRow>,
-    gaps: FxIndexSet<u64>,
     template_names: Vec<String>,
     start: Vec<u64>,
     row: Vec<u32>,
-    gap: Vec<u32>,
-    group: Vec<u32>,
+    gap: PackedBuilder,
+    group: PackedBuilder,
+    duration: PackedBuilder,
     comms: Vec<Vec<Rank>>,
     ranks: IndexMap<Rank, (TemplateId, Vec<CommId>), FxBuildHasher>,
-    overrides: BTreeMap<(Rank, u32), SimTime>,
+    overrides: OwnDurations,
 }
 
 impl GraphBuilder {
@@ -39,12 +41,12 @@ impl GraphBuilder {
             names: FxIndexSet::default(),
             meta: BTreeMap::new(),
             rows: FxIndexSet::default(),
-            gaps: FxIndexSet::default(),
             template_names: Vec::new(),
             start: vec![0],
             row: Vec::new(),
-            gap: Vec::new(),
-            group: Vec::new(),
+            gap: PackedBuilder::default(),
+            group: PackedBuilder::default(),
+            duration: PackedBuilder::default(),
             comms: Vec::new(),
             ranks: IndexMap::default(),
             overrides: BTreeMap::new(),
@@ -72,16 +74,22 @@ impl GraphBuilder {
         if u32::try_from(ops.len()).is_err() {
             return Err(GraphError::invalid(None, None, format!("template \"{name}\" has more than 2^32 ops")));
         }
-        let mut groups = check::GroupOrder::default();
+        let mut group_order = check::GroupOrder::default();
+        let (mut rows, mut groups, mut durations) = (Vec::new(), Vec::new(), Vec::new());
         for (index, op) in ops.iter().enumerate() {
-            let (row, group) = OpRow::pack(op.stream, op.kind);
+            let (mut row, group) = OpRow::pack(op.stream, op.kind);
             check::row(row, self.names.len()).map_err(|what| invalid(index, what))?;
             check::gap(op.host_gap.as_ps()).map_err(|what| invalid(index, what))?;
-            groups.next(group).map_err(|what| invalid(index, what))?;
-            self.row.push(self.rows.insert_full(row).0 as u32);
-            self.gap.push(self.gaps.insert_full(op.host_gap.as_ps() as u64).0 as u32);
-            self.group.push(group);
+            group_order.next(group).map_err(|what| invalid(index, what))?;
+            let duration = (row.tag == tag::COMPUTE).then(|| std::mem::take(&mut row.value));
+            rows.push(self.rows.insert_full(row).0 as u32);
+            groups.push(Some(u64::from(group)));
+            durations.push(duration);
         }
+        self.row.extend(rows);
+        self.gap.push(ops.iter().map(|op| Some(op.host_gap.as_ps() as u64)));
+        self.group.push(groups.into_iter());
+        self.duration.push(durations.into_iter());
         self.start.push(self.row.len() as u64);
         self.template_names.push(name.to_owned());
         Ok(TemplateId(self.template_names.len() as u32 - 1))
@@ -92,9 +100,9 @@ impl GraphBuilder {
         self.ranks.insert(rank, (template, slots));
     }
 
-    /// Gives one rank's compute op its own duration.
+    /// Gives one rank's compute op its own duration. Of several for one op the last counts.
     pub fn override_duration(&mut self, rank: Rank, op: u32, duration: SimTime) {
-        self.overrides.insert((rank, op), duration);
+        self.overrides.entry(rank).or_default().push((op, duration));
     }
 
     /// Notes a fact about the job.
@@ -105,7 +113,6 @@ impl GraphBuilder {
     /// The graph, with its structure checked (see [`Graph::check`] for whether the programs fit together).
     pub fn finish(self) -> Result<Graph, GraphError> {
         let ranks = rank_tables(self.world_size, self.ranks)?;
-        let overrides = override_tables(&self.overrides);
         let rows = self.rows;
         let ops = OpTable {
             tag: rows.iter().map(|r| r.tag).collect::<Vec<_>>().into(),
@@ -116,18 +123,24 @@ impl GraphBuilder {
             slot: rows.iter().map(|r| r.slot).collect::<Vec<_>>().into(),
             arg: rows.iter().map(|r| r.arg).collect::<Vec<_>>().into(),
             value: rows.iter().map(|r| r.value).collect::<Vec<_>>().into(),
-            gaps: self.gaps.into_iter().collect::<Vec<_>>().into(),
         };
         let templates = Templates {
             names: self.template_names,
             start: self.start.into(),
             row: Indices::from_u32s(self.row),
-            gap: Indices::from_u32s(self.gap),
-            group: Indices::from_u32s(self.group),
+            gap: self.gap.finish(),
+            group: self.group.finish(),
+            duration: self.duration.finish(),
             shapes: Vec::new(),
         };
         let names = self.names.into_iter().collect();
-        Graph::from_tables(names, self.meta, ops, templates, comm_tables(&self.comms)?, ranks, overrides)
+        let none = Overrides::new(OwnDurations::new(), &ranks);
+        let mut graph = Graph::from_tables(names, self.meta, ops, templates, comm_tables(&self.comms)?, ranks, none)?;
+        for (rank, durations) in &self.overrides {
+            durations.iter().try_for_each(|(op, ps)| overrides::owner(&graph, rank.0, *op, ps.as_ps()))?;
+        }
+        graph.overrides = Overrides::new(self.overrides, &graph.ranks);
+        Ok(graph)
     }
 }
 
@@ -185,19 +198,4 @@ fn comm_tables(comms: &[Vec<Rank>]) -> Result<Comms, GraphError> {
         start.push(end.map_err(|_| GraphError::invalid(None, None, "more than 2^32 communicator memberships"))?);
     }
     Ok(Comms { start, members })
-}
-
-fn override_tables(overrides: &BTreeMap<(Rank, u32), SimTime>) -> Overrides {
-    let mut rank: Vec<u32> = Vec::new();
-    let mut start = Vec::new();
-    for (index, (owner, _)) in overrides.keys().enumerate() {
-        if rank.last() != Some(&owner.0) {
-            rank.push(owner.0);
-            start.push(index as u64);
-        }
-    }
-    start.push(overrides.len() as u64);
-    let op = overrides.keys().map(|(_, op)| *op).collect::<Vec<_>>();
-    let ps = overrides.values().map(|duration| duration.as_ps() as u64).collect::<Vec<_>>();
-    Overrides { rank: rank.into(), start: start.into(), op: op.into(), ps: ps.into() }
 }

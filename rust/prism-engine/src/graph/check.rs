@@ -6,7 +6,7 @@
 
 use crate::graph::columns::{OpRow, tag};
 use crate::graph::op::{DataType, Op, OpKind};
-use crate::graph::{Graph, GraphError, Shape};
+use crate::graph::{Graph, GraphError, Shape, overrides};
 use crate::ids::{CommId, Rank, TemplateId};
 use std::collections::BTreeMap;
 
@@ -94,7 +94,7 @@ pub(super) fn structure(graph: &Graph) -> Result<(), GraphError> {
         check_slots(graph, rank, graph.templates.shapes[template].slots, limits)?;
     }
     members(graph)?;
-    overrides(graph)
+    overrides::check(graph)
 }
 
 /// Highest peer or root of one slot, and the op that names it.
@@ -174,29 +174,6 @@ fn members(graph: &Graph) -> Result<(), GraphError> {
         if let Some(rank) = members.iter().find(|rank| mark[**rank as usize] == comm as u32) {
             let message = format!("it is a member of communicator {comm} but has no slot for it");
             return Err(GraphError::invalid(Some(*rank), None, message));
-        }
-    }
-    Ok(())
-}
-
-fn overrides(graph: &Graph) -> Result<(), GraphError> {
-    for (index, &rank) in graph.overrides.rank.iter().enumerate() {
-        let Some(&template) = graph.ranks.template.get(rank as usize) else {
-            return Err(GraphError::invalid(Some(rank), None, "it has overrides but is not a rank of the world"));
-        };
-        let view = graph.template(TemplateId(template));
-        for entry in graph.overrides.start[index] as usize..graph.overrides.start[index + 1] as usize {
-            let op = graph.overrides.op[entry];
-            if op as usize >= view.len() || view.row(op as usize).tag != tag::COMPUTE {
-                return Err(GraphError::invalid(
-                    Some(rank),
-                    Some(op),
-                    "only compute ops can have a duration of their own",
-                ));
-            }
-            if (graph.overrides.ps[entry] as i64) < 0 {
-                return Err(GraphError::invalid(Some(rank), Some(op), "its own duration is negative"));
-            }
         }
     }
     Ok(())

@@ -50,9 +50,14 @@ impl<T: Plain> Column<T> {
 
     /// Little-endian bytes of the column.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(size_of::<T>() * self.len());
+        let mut out = Vec::with_capacity(self.memory_bytes());
         self.iter().for_each(|value| value.put(&mut out));
         out
+    }
+
+    /// Size in bytes.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        size_of::<T>() * self.len()
     }
 }
 
@@ -137,6 +142,16 @@ impl Indices {
         }
     }
 
+    /// Size in bytes.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        match self {
+            Self::Zero(_) => 0,
+            Self::U8(column) => column.memory_bytes(),
+            Self::U16(column) => column.memory_bytes(),
+            Self::U32(column) => column.memory_bytes(),
+        }
+    }
+
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         match self {
             Self::Zero(_) => Vec::new(),
@@ -161,7 +176,8 @@ pub(crate) struct OpRow {
     pub(crate) slot: u32,
     /// Name, root, peer or event.
     pub(crate) arg: u32,
-    /// Picoseconds, elements or bytes.
+    /// Picoseconds, elements or bytes. In the table of distinct ops 0 for computation: durations are columns of the
+    /// programs.
     pub(crate) value: u64,
 }
 

@@ -1,8 +1,9 @@
 //! The execution graph: what every rank of a job issues, in what order, and with whom it communicates.
 //!
 //! Ranks of one role share one op program (a *template*); a rank adds its communicators (one per slot of the template) and,
-//! where they differ, its own compute durations. Everything is kept in columns of integers: ops are rows of a table of
-//! distinct ops, so a step repeated a thousand times costs a few bytes per op, once per role.
+//! where they differ, its own compute durations. Everything is kept in columns of integers, each in the narrowest width
+//! that holds it: an op of a program is a number in a table of distinct ops, a host gap and a duration. Durations of the
+//! ranks' own are a column over the ranks of a role where many ranks have one, and single entries elsewhere.
 //!
 //! ```
 //! use prism_engine::graph::{Graph, GraphBuilder, op::{Op, OpKind}};
@@ -20,7 +21,7 @@
 //! # Ok::<(), prism_engine::graph::GraphError>(())
 //! ```
 //!
-//! [`Graph::save`] and [`Graph::open`] use a mapped binary form, [`Graph::to_text`] a readable one. [`Graph::check`] says
+//! [`Graph::save`] and [`GraphFile::open`] use a mapped binary form, [`Graph::to_text`] a readable one. [`Graph::check`] says
 //! whether the ranks' programs fit together; [`Graph::summary`] what is in them.
 
 mod builder;
@@ -28,6 +29,8 @@ mod check;
 pub(crate) mod columns;
 mod error;
 pub mod op;
+mod overrides;
+mod packed;
 mod store;
 mod summary;
 mod text;
@@ -35,12 +38,15 @@ mod view;
 
 pub use builder::GraphBuilder;
 pub use error::GraphError;
+pub use store::GraphFile;
 pub use summary::{CommFamily, DeviceTime, GraphSummary, KindTotal, RoleSummary};
 pub(crate) use text::op_text;
 pub use view::TemplateView;
 
 use crate::ids::TemplateId;
 use columns::{Column, Indices, OpRow};
+use overrides::Overrides;
+use packed::Packed;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
@@ -57,7 +63,7 @@ pub struct Graph {
     stored_bytes: OnceLock<u64>,
 }
 
-/// Distinct ops (without gap and group), and distinct host gaps in picoseconds.
+/// Distinct ops without host gap, group and, for computation, duration.
 struct OpTable {
     tag: Column<u8>,
     a: Column<u8>,
@@ -67,7 +73,6 @@ struct OpTable {
     slot: Column<u32>,
     arg: Column<u32>,
     value: Column<u64>,
-    gaps: Column<u64>,
 }
 
 impl OpTable {
@@ -94,13 +99,15 @@ impl OpTable {
     }
 }
 
-/// Op programs: ops `start[t]..start[t + 1]` of the three index columns are template `t`.
+/// Op programs: ops `start[t]..start[t + 1]` of the row column are template `t`; its gaps (in picoseconds), groups and
+/// durations (in picoseconds, of anything for what is no computation) are list `t` of their own.
 struct Templates {
     names: Vec<String>,
     start: Column<u64>,
     row: Indices,
-    gap: Indices,
-    group: Indices,
+    gap: Packed,
+    group: Packed,
+    duration: Packed,
     shapes: Vec<Shape>,
 }
 
@@ -149,21 +156,6 @@ impl Ranks {
     }
 }
 
-/// Compute durations of single ranks: entries `start[i]..start[i + 1]` belong to `rank[i]` (ascending).
-#[derive(PartialEq)]
-struct Overrides {
-    rank: Column<u32>,
-    start: Column<u64>,
-    op: Column<u32>,
-    ps: Column<u64>,
-}
-
-impl Overrides {
-    fn range(&self, rank: u32) -> std::ops::Range<usize> {
-        self.rank.binary_search(&rank).map_or(0..0, |i| self.start[i] as usize..self.start[i + 1] as usize)
-    }
-}
-
 /// Same job: equal names, programs, communicators and ranks, however the tables of distinct ops are ordered.
 impl PartialEq for Graph {
     fn eq(&self, other: &Self) -> bool {
@@ -173,7 +165,7 @@ impl PartialEq for Graph {
             && self.templates.start == other.templates.start
             && self.comms == other.comms
             && self.ranks == other.ranks
-            && self.overrides == other.overrides
+            && (0..self.world_size()).map(crate::ids::Rank).all(|r| self.rank_overrides(r).eq(other.rank_overrides(r)))
             && (0..self.num_templates() as u32)
                 .map(TemplateId)
                 .all(|t| self.template(t).iter().eq(other.template(t).iter()))

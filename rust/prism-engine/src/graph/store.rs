@@ -1,30 +1,47 @@
 //! The mapped binary form.
 //!
 //! ```text
-//! header (64 bytes)   magic, version, endian mark, feature bits, file length, number of sections, checksums
+//! header (64 bytes)   magic, version, endian mark, feature bits, file length, number of sections, checksum of the section
+//!                     table, ranks, templates, ops over all ranks, checksum of the header
 //! section table       per section: id, bytes per element, offset, length, checksum
 //! sections            columns of little-endian integers, each at a multiple of 8 bytes, zero padded
 //! ```
 //! Sections come in one fixed order without gaps, so every byte of the file is either checksummed or must be zero: any
-//! flipped bit is found. Columns are used where they lie in the map; only names, metadata and member lists are copied,
-//! and all allocations are bounded by the size of the file. Opening reads the file once for its checksums (CRC-32, some
-//! GB/s) and checks every index, so that a damaged or hostile file is an error and never a crash.
+//! flipped bit is found. Opening ([`GraphFile::open`]) maps the file and checks header and section table, which costs the
+//! same for every file. The first use of the graph reads the file once for its checksums (CRC-32, some GB/s) and checks
+//! every index, so that a damaged or hostile file is an error that names the section and never a crash. Columns are used where
+//! they lie in the map; only names, metadata and member lists are copied, and all allocations are bounded by the size of
+//! the file.
+//!
+//! Lists of integers of different width (`..Heads`, `..Data`) are those of [`super::packed`]: per list four numbers (base,
+//! step, first byte, bytes per value), and the values as `(value - base) / step`. Of a list with gaps 0 is no value and the
+//! others count from 1.
+//!
+//! | section | contents |
+//! |---|---|
+//! | `Names`, `Meta`, `TemplateNames` | number of texts, end of each, bytes |
+//! | `TemplateStart`, `OpRow` | first op of each template; per op its row |
+//! | `Gap*`, `Group*`, `Duration*` | a list per template: host gaps (ps), groups, durations (ps) |
+//! | `Row*` | distinct ops: tag, fields a, b, c, stream, slot, argument, value |
+//! | `CommRuns`, `Run*` | per communicator its arithmetic runs of members: first, stride, count |
+//! | `Rank*` | per rank its template, and where its communicators are |
+//! | `Override*` | durations of single ranks: rank, first entry, op, ps |
+//! | `OwnTemplate`, `OwnOp`, `Own*` | a list with gaps per op: durations over the ranks of the template |
 //!
 //! A file is written under another name and renamed. Nothing writes into an existing graph file; a program that did so
 //! while a graph is open would change that graph.
 
+mod file;
 mod read;
 
 use crate::graph::columns::Plain;
 use crate::graph::{Graph, GraphError};
-use memmap2::Mmap;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 const MAGIC: &[u8; 8] = b"PRISMGR\x1a";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Reads as 0x04030201 where the byte order is the other one.
 const ENDIAN_MARK: u32 = 0x0102_0304;
 const HEADER_BYTES: usize = 64;
@@ -32,6 +49,10 @@ const ENTRY_BYTES: usize = 32;
 /// The header's checksum is its last field.
 const HEADER_CRC_AT: usize = 60;
 const ALIGN: usize = 8;
+/// Where the header tells ranks, templates and ops.
+const RANKS_AT: usize = 40;
+const TEMPLATES_AT: usize = 44;
+const OPS_AT: usize = 48;
 
 /// Sections in file order; the discriminant is the id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,8 +62,12 @@ enum Section {
     TemplateNames,
     TemplateStart,
     OpRow,
-    OpGap,
-    OpGroup,
+    GapHeads,
+    GapData,
+    GroupHeads,
+    GroupData,
+    DurationHeads,
+    DurationData,
     RowTag,
     RowA,
     RowB,
@@ -51,7 +76,6 @@ enum Section {
     RowSlot,
     RowArg,
     RowValue,
-    Gaps,
     CommRuns,
     RunFirst,
     RunStride,
@@ -63,19 +87,28 @@ enum Section {
     OverrideStart,
     OverrideOp,
     OverridePs,
+    OwnTemplate,
+    OwnOp,
+    OwnHeads,
+    OwnData,
 }
 
 use Section as S;
-use read::Reader;
 
-const SECTIONS: [Section; 27] = [
+pub use file::GraphFile;
+
+const SECTIONS: [Section; 34] = [
     S::Names,
     S::Meta,
     S::TemplateNames,
     S::TemplateStart,
     S::OpRow,
-    S::OpGap,
-    S::OpGroup,
+    S::GapHeads,
+    S::GapData,
+    S::GroupHeads,
+    S::GroupData,
+    S::DurationHeads,
+    S::DurationData,
     S::RowTag,
     S::RowA,
     S::RowB,
@@ -84,7 +117,6 @@ const SECTIONS: [Section; 27] = [
     S::RowSlot,
     S::RowArg,
     S::RowValue,
-    S::Gaps,
     S::CommRuns,
     S::RunFirst,
     S::RunStride,
@@ -96,24 +128,17 @@ const SECTIONS: [Section; 27] = [
     S::OverrideStart,
     S::OverrideOp,
     S::OverridePs,
+    S::OwnTemplate,
+    S::OwnOp,
+    S::OwnHeads,
+    S::OwnData,
 ];
 
 impl Graph {
-    /// Opens a stored graph. Cost: one pass over the file for checksums and index bounds; columns are mapped, not copied.
+    /// Opens a stored graph and checks all of it. Cost: one pass over the file for checksums and index bounds; columns are
+    /// mapped, not copied. [`GraphFile::open`] puts the pass off until the graph is used.
     pub fn open(path: &Path) -> Result<Self, GraphError> {
-        let io = |source| GraphError::Io { action: "open", path: path.to_owned(), source };
-        let file = File::open(path).map_err(io)?;
-        let metadata = file.metadata().map_err(io)?;
-        if !metadata.is_file() {
-            return Err(io(std::io::Error::other("not a regular file")));
-        }
-        if metadata.len() < HEADER_BYTES as u64 {
-            return Err(GraphError::format(metadata.len(), "the file ends inside the header"));
-        }
-        // SAFETY: the map is read-only and private to this graph; graph files are replaced by renaming, never written or
-        // cut in place (see the module's text).
-        let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-        Reader::new(Arc::new(map))?.graph()
+        GraphFile::open(path)?.read()
     }
 
     /// Stores the graph: written beside `path`, flushed to the disk and renamed, so `path` is never half a graph.
@@ -154,7 +179,7 @@ impl Graph {
             out[HEADER_BYTES + index * ENTRY_BYTES..][..ENTRY_BYTES].copy_from_slice(&entry);
         }
         let table = crc32fast::hash(&out[HEADER_BYTES..HEADER_BYTES + ENTRY_BYTES * SECTIONS.len()]);
-        let header = header(out.len() as u64, table);
+        let header = header(out.len() as u64, table, self);
         out[..HEADER_BYTES].copy_from_slice(&header);
         out
     }
@@ -167,8 +192,12 @@ impl Graph {
             S::TemplateNames => (1, encode_texts(templates.names.iter().map(String::as_str))),
             S::TemplateStart => (8, templates.start.to_bytes()),
             S::OpRow => (templates.row.width(), templates.row.to_bytes()),
-            S::OpGap => (templates.gap.width(), templates.gap.to_bytes()),
-            S::OpGroup => (templates.group.width(), templates.group.to_bytes()),
+            S::GapHeads => (8, templates.gap.heads_bytes()),
+            S::GapData => (1, templates.gap.data().to_vec()),
+            S::GroupHeads => (8, templates.group.heads_bytes()),
+            S::GroupData => (1, templates.group.data().to_vec()),
+            S::DurationHeads => (8, templates.duration.heads_bytes()),
+            S::DurationData => (1, templates.duration.data().to_vec()),
             S::RowTag => (1, ops.tag.to_bytes()),
             S::RowA => (1, ops.a.to_bytes()),
             S::RowB => (1, ops.b.to_bytes()),
@@ -177,7 +206,6 @@ impl Graph {
             S::RowSlot => (4, ops.slot.to_bytes()),
             S::RowArg => (4, ops.arg.to_bytes()),
             S::RowValue => (8, ops.value.to_bytes()),
-            S::Gaps => (8, ops.gaps.to_bytes()),
             S::CommRuns => {
                 let mut end = 0_u32;
                 let counts = (0..self.comms.len()).map(|comm| runs(self.comms.members(comm)).count() as u32);
@@ -197,6 +225,10 @@ impl Graph {
             S::OverrideStart => (8, overrides.start.to_bytes()),
             S::OverrideOp => (4, overrides.op.to_bytes()),
             S::OverridePs => (8, overrides.ps.to_bytes()),
+            S::OwnTemplate => (4, overrides.column_template.to_bytes()),
+            S::OwnOp => (4, overrides.column_op.to_bytes()),
+            S::OwnHeads => (8, overrides.columns.heads_bytes()),
+            S::OwnData => (1, overrides.columns.data().to_vec()),
         }
     }
 
@@ -205,7 +237,7 @@ impl Graph {
     }
 }
 
-fn header(file_len: u64, table_crc: u32) -> [u8; HEADER_BYTES] {
+fn header(file_len: u64, table_crc: u32, graph: &Graph) -> [u8; HEADER_BYTES] {
     let mut bytes = Vec::with_capacity(HEADER_BYTES);
     bytes.extend_from_slice(MAGIC);
     VERSION.put(&mut bytes);
@@ -214,6 +246,9 @@ fn header(file_len: u64, table_crc: u32) -> [u8; HEADER_BYTES] {
     file_len.put(&mut bytes);
     (SECTIONS.len() as u32).put(&mut bytes);
     table_crc.put(&mut bytes);
+    graph.world_size().put(&mut bytes);
+    (graph.num_templates() as u32).put(&mut bytes);
+    graph.num_ops().put(&mut bytes);
     bytes.resize(HEADER_CRC_AT, 0);
     crc32fast::hash(&bytes).put(&mut bytes);
     bytes.try_into().expect("the fields add up to the header's size")

@@ -99,9 +99,9 @@ impl Graph {
             bytes_per_op: if ops == 0 { 0.0 } else { graph_bytes as f64 / ops as f64 },
             communicators: self.families(),
             device_time: totals.device_time(),
+            overrides: totals.overrides,
             ops_by_kind: totals.kinds,
             communication: totals.communication,
-            overrides: self.overrides.op.len() as u64,
             meta: self.meta.clone(),
             roles,
         }
@@ -156,6 +156,7 @@ struct Totals {
     communication: BTreeMap<String, KindTotal>,
     /// Picoseconds by class and provenance; wide enough for any sum.
     time: BTreeMap<(ComputeClass, Provenance), i128>,
+    overrides: u64,
 }
 
 impl Totals {
@@ -164,9 +165,10 @@ impl Totals {
         for (template, role) in roles.iter().enumerate().filter(|(_, role)| role.ranks > 0) {
             graph.template(TemplateId(template as u32)).iter().for_each(|op| totals.add(&op, role.ranks.into()));
         }
-        for &rank in graph.overrides.rank.iter() {
-            let view = graph.template(graph.rank_template(Rank(rank)));
-            for (index, duration) in graph.rank_overrides(Rank(rank)) {
+        for rank in (0..graph.world_size()).map(Rank) {
+            let view = graph.template(graph.rank_template(rank));
+            for (index, duration) in graph.rank_overrides(rank) {
+                totals.overrides += 1;
                 let row = view.row(index as usize);
                 debug_assert_eq!(row.tag, tag::COMPUTE, "only compute ops have overrides");
                 let key = compute_class(row.a).zip(provenance(row.b)).expect("rows are checked when a graph is made");

@@ -78,7 +78,7 @@ impl Graph {
             out.push('\n');
             rank = last + 1;
         }
-        for &rank in self.overrides.rank.iter() {
+        for rank in 0..self.world_size() {
             for (op, duration) in self.rank_overrides(Rank(rank)) {
                 writeln!(out, "override {rank} op {op} {}", duration.as_ps())?;
             }

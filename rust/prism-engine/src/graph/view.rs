@@ -1,8 +1,9 @@
 //! Reading a graph.
 
 use crate::graph::Graph;
-use crate::graph::columns::OpRow;
+use crate::graph::columns::{OpRow, tag};
 use crate::graph::op::Op;
+use crate::graph::packed::{Head, Packed};
 use crate::ids::{CommId, NameId, Rank, StreamId, TemplateId};
 use crate::units::SimTime;
 use std::collections::BTreeMap;
@@ -31,8 +32,17 @@ impl Graph {
 
     /// One op program.
     pub fn template(&self, template: TemplateId) -> TemplateView<'_> {
-        let range = self.templates.range(template.index());
-        TemplateView { graph: self, index: template.index(), start: range.start, len: range.len() }
+        let (templates, index) = (&self.templates, template.index());
+        let range = templates.range(index);
+        TemplateView {
+            graph: self,
+            index,
+            start: range.start,
+            len: range.len(),
+            gap: templates.gap.head(index),
+            group: templates.group.head(index),
+            duration: templates.duration.head(index),
+        }
     }
 
     /// The op program a rank runs.
@@ -45,11 +55,10 @@ impl Graph {
         self.ranks.slots(rank.index())
     }
 
-    /// The rank's own compute durations: op index and duration, ascending by op index. O(log ranks) to find.
+    /// The rank's own compute durations: op index and duration, ascending by op index. O(log(ranks + ops)) to find, O(1)
+    /// for each op of the program for which many ranks have one.
     pub fn rank_overrides(&self, rank: Rank) -> impl Iterator<Item = (u32, SimTime)> + '_ {
-        let range = self.overrides.range(rank.0);
-        let durations = self.overrides.ps[range.clone()].iter().map(|ps| SimTime::from_ps(*ps as i64));
-        self.overrides.op[range].iter().copied().zip(durations)
+        self.overrides.of(rank.0, self.ranks.template[rank.index()])
     }
 
     /// Text of a kernel or operator name.
@@ -72,6 +81,19 @@ impl Graph {
         self.num_ops
     }
 
+    /// Size of the tables in memory (mapped from the file, where the graph was opened), without names and metadata.
+    pub fn memory_bytes(&self) -> u64 {
+        let (ops, templates, ranks) = (&self.ops, &self.templates, &self.ranks);
+        let rows = ops.len() * (4 + 3 * 4 + 8);
+        let programs = templates.start.memory_bytes()
+            + templates.row.memory_bytes()
+            + [&templates.gap, &templates.group, &templates.duration].map(Packed::memory_bytes).iter().sum::<usize>()
+            + size_of_val(templates.shapes.as_slice());
+        let comms = 4 * (self.comms.start.len() + self.comms.members.len());
+        let ranks = ranks.template.memory_bytes() + ranks.start.memory_bytes() + ranks.slots.memory_bytes();
+        (rows + programs + comms + ranks + self.overrides.memory_bytes()) as u64
+    }
+
     /// Size of the stored form in bytes. The first call on a graph that was built, not opened, encodes it to find out.
     pub fn graph_bytes(&self) -> u64 {
         *self.stored_bytes.get_or_init(|| self.encode().len() as u64)
@@ -85,6 +107,9 @@ pub struct TemplateView<'a> {
     index: usize,
     start: usize,
     len: usize,
+    gap: Head,
+    group: Head,
+    duration: Head,
 }
 
 impl<'a> TemplateView<'a> {
@@ -103,13 +128,12 @@ impl<'a> TemplateView<'a> {
         self.len == 0
     }
 
-    /// Op `i` in program order. O(1): three column reads and a decode.
+    /// Op `i` in program order. O(1): four column reads and a decode.
     pub fn op(&self, i: usize) -> Op {
         assert!(i < self.len, "op {i} of {}", self.len);
-        let templates = &self.graph.templates;
         let row = self.row(i);
-        let gap = self.graph.ops.gaps[templates.gap.get(self.start + i) as usize];
-        let kind = row.unpack(templates.group.get(self.start + i)).expect("rows are checked when a graph is made");
+        let gap = self.gap.get(self.graph.templates.gap.data(), i);
+        let kind = row.unpack(self.group(i)).expect("rows are checked when a graph is made");
         Op { host_gap: SimTime::from_ps(gap as i64), stream: StreamId(row.stream), kind }
     }
 
@@ -134,16 +158,22 @@ impl<'a> TemplateView<'a> {
         self.graph.templates.shapes[self.index].slots
     }
 
-    /// Row of op `i`; its row index identifies equal ops of one graph.
+    /// Row of op `i`, with its duration.
     pub(super) fn row(&self, i: usize) -> OpRow {
-        self.graph.ops.row(self.row_index(i))
+        let row = self.graph.ops.row(self.row_index(i));
+        if row.tag == tag::COMPUTE {
+            OpRow { value: self.duration.get(self.graph.templates.duration.data(), i), ..row }
+        } else {
+            row
+        }
     }
 
+    /// Number of the op in the graph's table of distinct ops; equal numbers differ at most in gap, group and duration.
     pub(super) fn row_index(&self, i: usize) -> usize {
         self.graph.templates.row.get(self.start + i) as usize
     }
 
     pub(super) fn group(&self, i: usize) -> u32 {
-        self.graph.templates.group.get(self.start + i)
+        self.group.get(self.graph.templates.group.data(), i) as u32
     }
 }

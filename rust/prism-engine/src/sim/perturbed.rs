@@ -7,7 +7,7 @@ use super::program::Program;
 use crate::collective;
 use crate::graph::op::ComputeClass;
 use crate::ids::{Rank, StreamId};
-use crate::perturb::{ComputeSite, End, Hop, NameMask, Perturbations, StreamState, When, World};
+use crate::perturb::{ComputeSite, End, Hop, LinkChange, NameMask, Perturbations, StreamState, When, World};
 use crate::profile::Profile;
 use crate::units::SimTime;
 use rustc_hash::FxHashMap;
@@ -108,7 +108,7 @@ pub(super) struct Origin {
 
 /// The rules about communication and the deaths of ranks.
 #[derive(Debug)]
-pub(super) struct NetworkRules {
+pub(crate) struct NetworkRules {
     rules: Arc<Perturbations>,
     world: World,
     /// Ranks that die at a time.
@@ -119,7 +119,7 @@ pub(super) struct NetworkRules {
 
 impl NetworkRules {
     /// `None` if communication is as it should be.
-    pub(super) fn new(rules: &Arc<Perturbations>, world: World) -> Option<Self> {
+    pub(crate) fn new(rules: &Arc<Perturbations>, world: World) -> Option<Self> {
         if rules.is_empty() {
             return None;
         }
@@ -129,7 +129,7 @@ impl NetworkRules {
         is_needed.then(|| Self { rules: Arc::clone(rules), world, deaths, found_dead: BTreeSet::new() })
     }
 
-    pub(super) fn rules(&self) -> &Arc<Perturbations> {
+    pub(crate) fn rules(&self) -> &Arc<Perturbations> {
         &self.rules
     }
 
@@ -138,7 +138,7 @@ impl NetworkRules {
     }
 
     /// The rules that may change the communication of some ranks, one bit each.
-    pub(super) fn reach(&self, members: &[u32]) -> u64 {
+    pub(crate) fn reach(&self, members: &[u32]) -> u64 {
         members.iter().fold(0, |reach, rank| reach | self.rules.network_reach(&self.end(*rank)))
     }
 
@@ -151,17 +151,31 @@ impl NetworkRules {
         (send, receive): (&Waiting, &Waiting),
     ) -> (SimTime, SimTime) {
         let iteration = send.origin.iteration.max(receive.origin.iteration);
-        let state = self.rules.network_state(When { iteration, time: send.time.max(receive.time) });
+        let when = When { iteration, time: send.time.max(receive.time) };
+        let (bytes, change) = self.on_message((source, destination), members, send.origin.num_peers, send.bytes, when);
+        collective::message_over(profile, (source, destination), bytes, (send.time, receive.time), change)
+    }
+
+    /// Size of a message that both ranks have come to at `when`, and what is done to its link. Its launch sends to
+    /// `num_peers` of the communicator's `members`.
+    pub(crate) fn on_message(
+        &self,
+        (source, destination): (u32, u32),
+        members: usize,
+        num_peers: u32,
+        bytes: u64,
+        when: When,
+    ) -> (u64, LinkChange) {
+        let state = self.rules.network_state(when);
         let (from, to) = (self.end(source), self.end(destination));
         let change = self.rules.link(state, &Hop { from, to, is_inside: from.node == to.node });
         // An exchange of everybody with everybody; pairs and neighbours in a pipeline are none.
-        let is_exchange = members > 2 && send.origin.num_peers as usize + 1 >= members;
-        let mut bytes = send.bytes;
-        if state != 0 && is_exchange {
-            let factor = self.rules.size(state, Rank(source)).max(self.rules.size(state, Rank(destination)));
-            bytes = (bytes as f64 * factor).round() as u64;
+        let is_exchange = members > 2 && num_peers as usize + 1 >= members;
+        if state == 0 || !is_exchange {
+            return (bytes, change);
         }
-        collective::message_over(profile, (source, destination), bytes, (send.time, receive.time), change)
+        let factor = self.rules.size(state, Rank(source)).max(self.rules.size(state, Rank(destination)));
+        ((bytes as f64 * factor).round() as u64, change)
     }
 
     /// The half of a message that waits for ever because the rank of the other is dead before its end.

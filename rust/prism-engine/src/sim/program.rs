@@ -454,7 +454,7 @@ impl Program {
 }
 
 /// Number of distinct peers that are sent to.
-fn num_peers(halves: &[Half]) -> u32 {
+pub(crate) fn num_peers(halves: &[Half]) -> u32 {
     if halves.len() <= 1 {
         return halves.iter().filter(|half| half.is_send).count() as u32;
     }

@@ -106,6 +106,15 @@ impl RankRecording {
     /// A digest of what is the same for every rank of a role: the ops with their slots, names by their text. Stable over
     /// versions of this program that read the same recordings. FNV-1a, 128 bit, as hexadecimal digits.
     pub fn digest(&self) -> String {
+        self.digest_of(true)
+    }
+
+    /// As [`Self::digest`], but equal as well for programs that differ in nothing but the durations of computation.
+    pub(super) fn digest_of_shape(&self) -> String {
+        self.digest_of(false)
+    }
+
+    fn digest_of(&self, with_durations: bool) -> String {
         let mut hash = Fnv128::default();
         for op in &self.ops {
             let (row, group) = OpRow::pack(op.stream, op.kind);
@@ -114,7 +123,9 @@ impl RankRecording {
             for field in [row.stream, row.slot, group] {
                 hash.write(&field.to_le_bytes());
             }
-            hash.write(&row.value.to_le_bytes());
+            if with_durations || row.tag != tag::COMPUTE {
+                hash.write(&row.value.to_le_bytes());
+            }
             if row.tag == tag::COMPUTE {
                 let text = self.names.get(row.arg as usize).map_or("", String::as_str);
                 hash.write(&(text.len() as u64).to_le_bytes());

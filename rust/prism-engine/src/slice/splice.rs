@@ -4,6 +4,7 @@ use crate::graph::op::{Op, OpKind};
 use crate::graph::{Graph, GraphBuilder, GraphError};
 use crate::ids::{CommId, NameId, Rank, TemplateId};
 use crate::slice::recording::{CommOrigin, ProcessGroup, RankRecording};
+use crate::units::SimTime;
 use indexmap::IndexSet;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use std::borrow::Cow;
@@ -48,7 +49,8 @@ pub enum SpliceError {
 
 /// The graph of a job of `world_size` ranks in which rank `r` does what `recordings[assignment[r]]` did.
 ///
-/// Recordings with the same program (by [`RankRecording::digest`]) share a template. The communicator in a slot of rank
+/// Recordings whose programs differ in nothing but the durations of computation share a template; durations that are not the
+/// template's become the ranks' own. The communicator in a slot of rank
 /// `r` is found from the recorded rank's: of the process groups that contain `r`, the one with the same number; of a pair,
 /// the partner at the same distance in that group. Fails if the programs do not fit together ([`Graph::check`]).
 ///
@@ -99,9 +101,12 @@ struct Splicer<'a> {
     world_size: u32,
     recordings: &'a [RankRecording],
     builder: GraphBuilder,
-    templates: FxHashMap<String, TemplateId>,
+    /// By shape, with the recording it was made from.
+    templates: FxHashMap<String, (TemplateId, usize)>,
     /// Template and group list of each recording in use.
     prepared: Vec<Option<Prepared>>,
+    /// Durations of each recording in use that are not its template's.
+    own: Vec<Vec<(u32, SimTime)>>,
     group_lists: Vec<GroupList<'a>>,
     lists: IndexSet<Vec<u32>, FxBuildHasher>,
     /// By member list and how many communicators with that list each member made before.
@@ -116,6 +121,7 @@ impl<'a> Splicer<'a> {
             builder: GraphBuilder::new(world_size),
             templates: FxHashMap::default(),
             prepared: vec![None; recordings.len()],
+            own: vec![Vec::new(); recordings.len()],
             group_lists: Vec::new(),
             lists: IndexSet::default(),
             comms: FxHashMap::default(),
@@ -135,6 +141,9 @@ impl<'a> Splicer<'a> {
         }
         let slots = (0..found.len()).map(|slot| self.comm(&found, slot)).collect();
         self.builder.set_rank(Rank(rank), template, slots);
+        for (op, duration) in &self.own[index] {
+            self.builder.override_duration(Rank(rank), *op, *duration);
+        }
         Ok(())
     }
 
@@ -164,7 +173,7 @@ impl<'a> Splicer<'a> {
     /// The first time a recording is used: its template, its group list, and whether it agrees with itself.
     fn prepare(&mut self, index: usize) -> Result<Prepared, SpliceError> {
         let recording = &self.recordings[index];
-        let template = self.template(recording)?;
+        let template = self.template(index)?;
         let known = self.group_lists.iter().rposition(|list| list.is_of(recording));
         let groups = known.unwrap_or(self.group_lists.len());
         if known.is_none() {
@@ -187,9 +196,11 @@ impl<'a> Splicer<'a> {
         Ok(prepared)
     }
 
-    fn template(&mut self, recording: &RankRecording) -> Result<TemplateId, SpliceError> {
-        let digest = recording.digest();
-        if let Some(template) = self.templates.get(&digest) {
+    fn template(&mut self, index: usize) -> Result<TemplateId, SpliceError> {
+        let recording = &self.recordings[index];
+        let shape = recording.digest_of_shape();
+        if let Some((template, first)) = self.templates.get(&shape) {
+            self.own[index] = durations_unlike(recording, &self.recordings[*first]);
             return Ok(*template);
         }
         let mut ops = recording.ops.clone();
@@ -200,7 +211,7 @@ impl<'a> Splicer<'a> {
             })?;
         }
         let template = self.builder.add_template(&format!("as rank {}", recording.rank), &ops)?;
-        self.templates.insert(digest, template);
+        self.templates.insert(shape, (template, index));
         Ok(template)
     }
 
@@ -353,6 +364,18 @@ fn rename(op: &mut Op, names: &[String], builder: &mut GraphBuilder) -> Result<(
         *name = builder.intern_name(text);
     }
     Ok(())
+}
+
+/// Durations of a recording that another one of the same shape does not have.
+fn durations_unlike(recording: &RankRecording, other: &RankRecording) -> Vec<(u32, SimTime)> {
+    let both = recording.ops.iter().zip(&other.ops).enumerate();
+    let unlike = both.filter_map(|(index, (mine, theirs))| match (mine.kind, theirs.kind) {
+        (OpKind::Compute { duration: mine, .. }, OpKind::Compute { duration: theirs, .. }) if mine != theirs => {
+            Some((index as u32, mine))
+        }
+        _ => None,
+    });
+    unlike.collect()
 }
 
 /// The beginning of a list, for messages.

@@ -4,6 +4,7 @@ mod analysis;
 mod collective;
 mod cost;
 mod graph;
+mod graph_file;
 mod hybrid;
 mod perturb;
 mod sim;

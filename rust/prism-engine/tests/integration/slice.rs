@@ -320,6 +320,41 @@ fn recordings_survive_their_stored_form_and_damage_is_found() {
     assert!(matches!(RankRecording::from_bytes(b"prism-recording-9 00000000\n{}"), Err(RecordingError::Foreign(_))));
 }
 
+/// Every rank was recorded, and their kernels took different times: one program, durations of the ranks' own.
+#[test]
+fn recordings_that_differ_in_durations_alone_share_a_program() {
+    let timed = |rank: u32| {
+        let mut recording = ddp(64, rank);
+        for (index, op) in recording.ops.iter_mut().enumerate() {
+            if let OpKind::Compute { duration, .. } = &mut op.kind {
+                *duration += SimTime::from_ns(i64::from(rank) * index as i64);
+            }
+        }
+        recording
+    };
+    let recordings: Vec<RankRecording> = (0..64).map(timed).collect();
+    assert_ne!(recordings[0].digest(), recordings[1].digest());
+    let assignment: Vec<u32> = (0..64).collect();
+    let graph = splice(64, &recordings, &assignment, &BTreeMap::new()).expect("they fit");
+    assert_eq!(graph.num_templates(), 1);
+    for (rank, recording) in (0..).map(Rank).zip(&recordings) {
+        let own: BTreeMap<u32, SimTime> = graph.rank_overrides(rank).collect();
+        let view = graph.template(graph.rank_template(rank));
+        for (index, (stored, recorded)) in view.iter().zip(&recording.ops).enumerate() {
+            if let (OpKind::Compute { duration, .. }, OpKind::Compute { duration: recorded, .. }) =
+                (stored.kind, recorded.kind)
+            {
+                assert_eq!(*own.get(&(index as u32)).unwrap_or(&duration), recorded, "rank {rank} op {index}");
+            }
+        }
+    }
+    // Other host gaps are another program.
+    let mut other = ddp(64, 63);
+    other.ops[0].host_gap += SimTime::from_ns(1);
+    let graph = splice(64, &[ddp(64, 0), other], &[0, 1].repeat(32), &BTreeMap::new()).expect("they fit");
+    assert_eq!(graph.num_templates(), 2);
+}
+
 #[test]
 fn eight_thousand_ranks_are_spliced_from_one() {
     let graph = splice(8192, &[hsdp(8192, 8, 5)], &vec![0; 8192], &BTreeMap::new()).expect("one role");

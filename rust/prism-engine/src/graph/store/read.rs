@@ -1,20 +1,32 @@
 //! Reading the stored form: nothing in a file is believed before it is checked.
 
 use super::{
-    ALIGN, ENDIAN_MARK, ENTRY_BYTES, HEADER_BYTES, HEADER_CRC_AT, MAGIC, SECTIONS, Section, Section as S, VERSION,
+    ALIGN, ENDIAN_MARK, ENTRY_BYTES, HEADER_BYTES, HEADER_CRC_AT, MAGIC, OPS_AT, RANKS_AT, SECTIONS, Section,
+    Section as S, TEMPLATES_AT, VERSION,
 };
-use crate::graph::columns::{Column, Indices, Plain};
-use crate::graph::{Comms, Graph, GraphError, OpTable, Overrides, Ranks, Templates, check};
+use crate::graph::columns::{Column, Indices, Plain, tag};
+use crate::graph::overrides::Overrides;
+use crate::graph::packed::Packed;
+use crate::graph::{Comms, Graph, GraphError, OpTable, Ranks, Templates, check};
 use memmap2::Mmap;
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A file whose layout and checksums are right.
+/// A file whose header and section table are right; its sections are looked at when they are read.
 pub(super) struct Reader {
     map: Arc<Mmap>,
-    /// Bytes per element, offset, length in bytes; by section order.
-    entries: Vec<(u32, usize, usize)>,
+    entries: Vec<Entry>,
+}
+
+/// An entry of the section table.
+#[derive(Clone, Copy)]
+struct Entry {
+    /// Bytes per element.
+    width: u32,
+    offset: usize,
+    bytes: usize,
+    crc: u32,
 }
 
 impl Reader {
@@ -32,7 +44,7 @@ impl Reader {
         for (index, section) in SECTIONS.iter().enumerate() {
             let at = HEADER_BYTES + index * ENTRY_BYTES;
             let entry = check_entry(&map, at, *section, next)?;
-            next = (entry.1 + entry.2).next_multiple_of(ALIGN);
+            next = (entry.offset + entry.bytes).next_multiple_of(ALIGN);
             entries.push(entry);
         }
         if next != map.len() {
@@ -41,33 +53,79 @@ impl Reader {
         Ok(Self { map, entries })
     }
 
+    /// Ranks the header tells.
+    pub(super) fn world_size(&self) -> u32 {
+        u32_at(&self.map, RANKS_AT)
+    }
+
+    /// Templates the header tells.
+    pub(super) fn num_templates(&self) -> u32 {
+        u32_at(&self.map, TEMPLATES_AT)
+    }
+
+    /// Ops over all ranks the header tells.
+    pub(super) fn num_ops(&self) -> u64 {
+        u64_at(&self.map, OPS_AT)
+    }
+
+    /// Length of the file.
+    pub(super) fn file_bytes(&self) -> u64 {
+        self.map.len() as u64
+    }
+
+    /// All of the graph, checked.
     pub(super) fn graph(&self) -> Result<Graph, GraphError> {
+        SECTIONS.iter().try_for_each(|section| self.verify(*section))?;
         let names = self.texts(S::Names)?;
         let distinct: FxHashSet<&str> = names.iter().map(String::as_str).collect();
         if distinct.len() != names.len() {
             return Err(self.error(S::Names, 0, "a name comes twice"));
         }
-        let meta = self.meta()?;
+        let meta = self.texts_of_meta()?;
         let ops = self.op_table(names.len())?;
         let templates = self.templates(&ops)?;
         let ranks = self.ranks()?;
         let comms = self.comms(ranks.slots.len())?;
-        let overrides = self.overrides()?;
+        let overrides = self.overrides(&ranks)?;
         let graph = Graph::from_tables(names, meta, ops, templates, comms, ranks, overrides)?;
+        let told = (self.world_size(), self.num_templates(), self.num_ops());
+        if told != (graph.world_size(), graph.num_templates() as u32, graph.num_ops()) {
+            return Err(GraphError::format(RANKS_AT as u64, "the header tells other numbers than the sections"));
+        }
         graph.stored_bytes.set(self.map.len() as u64).expect("a new graph's size is not known yet");
         Ok(graph)
     }
 
-    fn entry(&self, section: Section) -> (u32, usize, usize) {
+    /// Facts about the job alone.
+    pub(super) fn meta(&self) -> Result<BTreeMap<String, String>, GraphError> {
+        self.verify(S::Meta)?;
+        self.texts_of_meta()
+    }
+
+    /// A section's checksum is right, and what pads it is zero.
+    fn verify(&self, section: Section) -> Result<(), GraphError> {
+        let Entry { offset, bytes, crc, .. } = self.entry(section);
+        let end = offset + bytes;
+        if crc32fast::hash(&self.map[offset..end]) != crc {
+            return Err(self.error(section, 0, "it is damaged (checksum)"));
+        }
+        let padding = self.map.get(end..end.next_multiple_of(ALIGN));
+        if padding.is_none_or(|padding| padding.iter().any(|byte| *byte != 0)) {
+            return Err(self.error(section, bytes, "its padding is not zero"));
+        }
+        Ok(())
+    }
+
+    fn entry(&self, section: Section) -> Entry {
         self.entries[section as usize - 1]
     }
 
     fn error(&self, section: Section, byte: usize, message: &str) -> GraphError {
-        GraphError::format((self.entry(section).1 + byte) as u64, format!("section {section:?}: {message}"))
+        GraphError::format((self.entry(section).offset + byte) as u64, format!("section {section:?}: {message}"))
     }
 
     fn column<T: Plain>(&self, section: Section) -> Result<Column<T>, GraphError> {
-        let (width, offset, bytes) = self.entry(section);
+        let Entry { width, offset, bytes, .. } = self.entry(section);
         if width as usize != size_of::<T>() || !bytes.is_multiple_of(size_of::<T>()) {
             return Err(self.error(section, 0, "elements have another size than this version's"));
         }
@@ -103,8 +161,8 @@ impl Reader {
     }
 
     fn texts(&self, section: Section) -> Result<Vec<String>, GraphError> {
-        let (_, offset, len) = self.entry(section);
-        let bytes = &self.map[offset..offset + len];
+        let Entry { offset, bytes, .. } = self.entry(section);
+        let bytes = &self.map[offset..offset + bytes];
         let short = || self.error(section, 0, "texts do not fill the section");
         let (count, rest) = bytes.split_first_chunk().ok_or_else(short)?;
         let count = usize::try_from(u64::from_le_bytes(*count)).map_err(|_| short())?;
@@ -124,7 +182,7 @@ impl Reader {
         if start == blob.len() { Ok(texts) } else { Err(short()) }
     }
 
-    fn meta(&self) -> Result<BTreeMap<String, String>, GraphError> {
+    fn texts_of_meta(&self) -> Result<BTreeMap<String, String>, GraphError> {
         let mut texts = self.texts(S::Meta)?.into_iter();
         let mut meta = BTreeMap::new();
         while let Some(key) = texts.next() {
@@ -148,20 +206,19 @@ impl Reader {
             slot: self.sized(S::RowSlot, len)?,
             arg: self.sized(S::RowArg, len)?,
             value: self.sized(S::RowValue, len)?,
-            gaps: self.column(S::Gaps)?,
         };
         for (index, row) in ops.rows().enumerate() {
             check::row(row, num_names).map_err(|what| self.error(S::RowTag, index, &format!("op {index}: {what}")))?;
-        }
-        for (index, ps) in ops.gaps.iter().enumerate() {
-            check::gap(*ps as i64).map_err(|what| self.error(S::Gaps, 8 * index, what))?;
+            if row.tag == tag::COMPUTE && row.value != 0 {
+                return Err(self.error(S::RowValue, 8 * index, "computation has its duration elsewhere"));
+            }
         }
         Ok(ops)
     }
 
     fn indices(&self, section: Section, len: usize, limit: usize) -> Result<Indices, GraphError> {
-        let indices = match self.entry(section).0 {
-            0 if self.entry(section).2 == 0 && len <= Indices::MAX_ZERO => Indices::Zero(len),
+        let indices = match self.entry(section).width {
+            0 if self.entry(section).bytes == 0 && len <= Indices::MAX_ZERO => Indices::Zero(len),
             1 => Indices::U8(self.sized(section, len)?),
             2 => Indices::U16(self.sized(section, len)?),
             4 => Indices::U32(self.sized(section, len)?),
@@ -182,9 +239,30 @@ impl Reader {
             return Err(self.error(S::TemplateStart, 0, "a template has more ops than can be"));
         }
         let row = self.indices(S::OpRow, total, ops.len())?;
-        let gap = self.indices(S::OpGap, total, ops.gaps.len())?;
-        let group = self.indices(S::OpGroup, total, usize::MAX)?;
-        Ok(Templates { names, start, row, gap, group, shapes: Vec::new() })
+        let list = |heads: Section, data: Section, limit: u64| {
+            let lens = start.windows(2).map(|pair| (pair[1] - pair[0]) as usize);
+            self.packed(heads, data, lens, 0, limit)
+        };
+        let gap = list(S::GapHeads, S::GapData, i64::MAX as u64)?;
+        let group = list(S::GroupHeads, S::GroupData, u64::from(u32::MAX))?;
+        let duration = list(S::DurationHeads, S::DurationData, i64::MAX as u64)?;
+        Ok(Templates { names, start, row, gap, group, duration, shapes: Vec::new() })
+    }
+
+    /// Lists of these lengths; see [`Packed::check`].
+    fn packed(
+        &self,
+        heads: Section,
+        data: Section,
+        lens: impl ExactSizeIterator<Item = usize>,
+        first: u64,
+        limit: u64,
+    ) -> Result<Packed, GraphError> {
+        let lists = Packed::from_columns(self.column(heads)?, self.column(data)?);
+        match lists.check(lens, first, limit) {
+            Ok(()) => Ok(lists),
+            Err((list, what)) => Err(self.error(heads, 0, &format!("list {list}: {what}"))),
+        }
     }
 
     fn ranks(&self) -> Result<Ranks, GraphError> {
@@ -219,7 +297,7 @@ impl Reader {
         Ok(Comms { start, members })
     }
 
-    fn overrides(&self) -> Result<Overrides, GraphError> {
+    fn overrides(&self, ranks: &Ranks) -> Result<Overrides, GraphError> {
         let rank: Column<u32> = self.column(S::OverrideRank)?;
         let op: Column<u32> = self.column(S::OverrideOp)?;
         let ps: Column<u64> = self.sized(S::OverridePs, op.len())?;
@@ -232,7 +310,19 @@ impl Reader {
         if !start.windows(2).all(ascending) {
             return Err(self.error(S::OverrideOp, 0, "op numbers of a rank are not ascending"));
         }
-        Ok(Overrides { rank, start, op, ps })
+        let template: Column<u32> = self.column(S::OwnTemplate)?;
+        let column_op: Column<u32> = self.sized(S::OwnOp, template.len())?;
+        let order = || template.iter().zip(column_op.iter());
+        if order().zip(order().skip(1)).any(|(one, next)| one >= next) {
+            return Err(self.error(S::OwnTemplate, 0, "templates and their ops are not ascending"));
+        }
+        let mut members: FxHashMap<u32, usize> = FxHashMap::default();
+        if !template.is_empty() {
+            ranks.template.iter().for_each(|template| *members.entry(*template).or_default() += 1);
+        }
+        let lens = template.iter().map(|template| members.get(template).copied().unwrap_or(0));
+        let columns = self.packed(S::OwnHeads, S::OwnData, lens, 1, i64::MAX as u64)?;
+        Ok(Overrides::from_columns([rank, op, template, column_op], [start, ps], columns, ranks))
     }
 }
 
@@ -272,8 +362,8 @@ fn check_header(bytes: &[u8]) -> Result<(), GraphError> {
     Ok(())
 }
 
-/// Width, offset and length of the section whose table entry is at `at` and which must begin at `next`.
-fn check_entry(bytes: &[u8], at: usize, section: Section, next: usize) -> Result<(u32, usize, usize), GraphError> {
+/// The section whose table entry is at `at` and which must begin at `next`.
+fn check_entry(bytes: &[u8], at: usize, section: Section, next: usize) -> Result<Entry, GraphError> {
     let error = |at: usize, message: &str| GraphError::format(at as u64, format!("section {section:?}: {message}"));
     if u32_at(bytes, at) != section as u32 || u32_at(bytes, at + 28) != 0 {
         return Err(error(at, "its table entry is another section's"));
@@ -282,14 +372,7 @@ fn check_entry(bytes: &[u8], at: usize, section: Section, next: usize) -> Result
         return Err(error(at + 8, "it does not begin where the one before ends"));
     }
     let len = usize::try_from(u64_at(bytes, at + 16)).ok();
-    let end = len.and_then(|len| len.checked_add(next)).filter(|end| *end <= bytes.len());
-    let Some((len, end)) = len.zip(end) else { return Err(error(at + 16, "it reaches beyond the end of the file")) };
-    if crc32fast::hash(&bytes[next..end]) != u32_at(bytes, at + 24) {
-        return Err(error(next, "it is damaged (checksum)"));
-    }
-    let padding = bytes.get(end..end.next_multiple_of(ALIGN));
-    if padding.is_none_or(|padding| padding.iter().any(|byte| *byte != 0)) {
-        return Err(error(end, "its padding is not zero"));
-    }
-    Ok((u32_at(bytes, at + 4), next, len))
+    let fits = len.filter(|len| len.checked_add(next).is_some_and(|end| end <= bytes.len()));
+    let len = fits.ok_or_else(|| error(at + 16, "it reaches beyond the end of the file"))?;
+    Ok(Entry { width: u32_at(bytes, at + 4), offset: next, bytes: len, crc: u32_at(bytes, at + 24) })
 }

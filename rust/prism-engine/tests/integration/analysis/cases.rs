@@ -5,10 +5,12 @@ use prism_engine::analysis::{
 };
 use prism_engine::graph::op::{CollectiveKind, ComputeClass, DataType, Op, OpKind, Provenance, ReduceOp};
 use prism_engine::graph::{Graph, GraphBuilder};
-use prism_engine::ids::{NameId, Rank, SlotId, StreamId};
+use prism_engine::ids::{CommId, NameId, Rank, SlotId, StreamId};
+use prism_engine::perturb::{Perturbations, World};
 use prism_engine::profile::Profile;
 use prism_engine::replay::{ReplayOptions, replay};
 use prism_engine::sim::{Peers, SimError, SimOptions, Simulation};
+use prism_engine::synthetic::{TransformerStep, flat_profile};
 use prism_engine::units::SimTime;
 use std::path::Path;
 use std::sync::Arc;
@@ -125,6 +127,7 @@ fn hang_03_only_some_ranks_launch_for_an_expert() {
     for part in ["rank 0 called ReduceScatter of 4096", "rank 1 called ReduceScatter of 512", "(op 2)", "tensors"] {
         assert!(found.cause.contains(part), "{part}: {}", found.cause);
     }
+    assert!(found.cause.ends_with("what rank 1 calls is the next call of rank 0: it left one out"), "{}", found.cause);
     assert!(found.advice.contains("no tokens for an expert"));
 }
 
@@ -309,6 +312,262 @@ fn slow_02_a_table_of_delays() {
         let path = trace.critical_path(0).expect("known").expect("there");
         assert_eq!(path.by_rank().iter().map(|(rank, _)| rank.index()).find(|rank| *rank == last), Some(last));
     }
+}
+
+/// Step time in ns of a pipeline of eight stages, of one layer each, on links that cost nothing.
+fn pipeline_ns(microbatches: u32, forward_ns: i64) -> i64 {
+    let step = TransformerStep {
+        dp: 1,
+        tp: 1,
+        pp: 8,
+        microbatches,
+        layers: 1,
+        forward: SimTime::from_ns(forward_ns),
+        backward: SimTime::from_ns(2 * forward_ns),
+        activation_bytes: 0,
+        gradient_bytes: 0,
+        ..TransformerStep::default()
+    };
+    let graph = Arc::new(step.graph().expect("valid"));
+    replay(&graph, &ReplayOptions::new(flat_profile(0, 1 << 60))).expect("complete").total_time_ns
+}
+
+#[test]
+fn cfg_01_smaller_kernels_or_a_larger_bubble() {
+    assert!(says("cfg-01", "m = 64,32,16,8; bubble/ideal (p-1)/m = 10.94%, 21.88%, 43.75%, 87.50%"));
+    // Micro batch 1, 2, 4, 8: a stage's forward takes 2 x 100 us times the micro batch, backward twice that.
+    let mut with_bubble = Vec::new();
+    for (microbatches, bubble) in [(64, 0.1094), (32, 0.2188), (16, 0.4375), (8, 0.8750)] {
+        let micro_batch = 64 / i64::from(microbatches);
+        let time = pipeline_ns(microbatches, 100_000 * micro_batch);
+        let ideal = i64::from(microbatches) * 6 * 100_000 * micro_batch;
+        assert!(((time - ideal) as f64 / ideal as f64 - bubble).abs() < 1e-4, "{microbatches}: {time} of {ideal}");
+        with_bubble.push(((time - ideal) as f64 / time as f64 * 1e4).round() as u32);
+    }
+    assert_eq!(with_bubble, [986, 1795, 3043, 4667], "hundredths of a per cent of the step");
+    assert!(says("cfg-01", "1.000, 0.879, 0.926, 1.166 -> choose 2"));
+    // Kernels of larger micro batches are faster: 1.0, 1.25, 1.4, 1.45 times.
+    let time = |microbatches, faster: f64| {
+        let forward = 1_000_000.0 * 64.0 / f64::from(microbatches) / faster;
+        pipeline_ns(microbatches, forward.round() as i64) as f64
+    };
+    let times = [time(64, 1.0), time(32, 1.25), time(16, 1.4), time(8, 1.45)];
+    let relative = times.map(|time| (time / times[0] * 1000.0).round() as u32);
+    assert_eq!(relative, [1000, 879, 926, 1166], "thousandths of the first");
+}
+
+#[test]
+fn sim_01_no_all_reduce_beats_what_a_port_can_carry() {
+    assert!(says("sim-01", "Both move 2*(7/8)*100 MB out of each port: 3.500 ms; ring adds 14 latency steps (0.28 us"));
+    let graph = job(&vec![vec![call(0, CollectiveKind::AllReduce, DataType::Uint8, 100_000_000)]; 8], &world(8));
+    // 10 ns per hop, two hops over a switch.
+    let mut profile = cluster(50_000_000_000);
+    profile.node.nvlink_latency_ns = 20;
+    let time = replay(&graph, &ReplayOptions::new(profile)).expect("complete").total_time_ns;
+    assert_eq!(time, 3_500_000 + 14 * 20);
+    assert!((time - 3_500_000) as f64 / 3_500_000.0 < 1e-4);
+}
+
+#[test]
+fn sim_04_no_collective_vanishes_whatever_the_degrees() {
+    assert!(says("sim-04", "Per rank 8 all-to-all and 2 expert-gradient reductions"));
+    let exchanges = |graph: &Graph| graph.summary().communication.get("all_to_all").map_or(0, |total| total.calls);
+    for (dp, tp, pp, ep) in [
+        (16, 1, 1, 8),
+        (16, 1, 1, 1),
+        (8, 2, 1, 8),
+        (8, 1, 2, 4),
+        (4, 2, 2, 2),
+        (1, 1, 1, 1),
+        (1, 1, 16, 1),
+        (2, 8, 1, 2),
+    ] {
+        let step = TransformerStep { dp, tp, pp, ep, layers: 2, microbatches: 1, ..TransformerStep::default() };
+        let graph = Arc::new(step.graph().expect("valid"));
+        let ranks = u64::from(dp * tp * pp);
+        // Two exchanges around the experts of each of two layers, forward and backward.
+        let expected = if ep > 1 { ranks * 8 } else { 0 };
+        assert_eq!(exchanges(&graph), expected, "dp {dp} tp {tp} pp {pp} ep {ep}");
+        let options = SimOptions { trace: true, ..SimOptions::new(flat_profile(5000, 50_000_000_000)) };
+        let mut simulation =
+            Simulation::new(Peers::Graph(Arc::clone(&graph)), graph.world_size(), options).expect("valid");
+        simulation.run().expect("complete");
+        let called = |rank: u32| {
+            let view = graph.template(graph.rank_template(Rank(rank)));
+            view.iter().filter(|op| matches!(op.kind, OpKind::Collective { .. } | OpKind::PointToPoint { .. })).count()
+        };
+        let spans = simulation.take_spans();
+        for rank in 0..graph.world_size() {
+            let view = graph.template(graph.rank_template(Rank(rank)));
+            let is_communication =
+                |op: u32| matches!(view.op(op as usize).kind, OpKind::Collective { .. } | OpKind::PointToPoint { .. });
+            let done = spans.iter().filter(|span| span.rank == Rank(rank) && is_communication(span.op)).count();
+            assert_eq!(done, called(rank), "rank {rank}: what is called is what completes");
+        }
+    }
+    // The groups of the case: 2 of experts, 8 of the ranks that hold the same ones.
+    let step =
+        TransformerStep { dp: 16, tp: 1, pp: 1, ep: 8, layers: 2, microbatches: 1, ..TransformerStep::default() };
+    let graph = step.graph().expect("valid");
+    let members = |comm: u32| graph.comm_members(CommId(comm)).to_vec();
+    let groups: Vec<Vec<u32>> = (0..graph.num_comms() as u32).map(members).collect();
+    assert!(groups.contains(&(0..8).collect()) && groups.contains(&(8..16).collect()), "{groups:?}");
+}
+
+#[test]
+fn nccl_01_messages_of_no_bytes() {
+    const ROW: u64 = 24 * 2304 * 128;
+    assert!(says("nccl-01", "14,155,776 B cross ranks, nothing flows 1 -> 0"));
+    let half = |is_send: bool, peer: u32, count: u64| OpKind::PointToPoint {
+        slot: SlotId(0),
+        is_send,
+        dtype: DataType::Bfloat16,
+        peer,
+        count,
+        group: 1,
+    };
+    // Rank 0 sends a row to itself and one to rank 1, and gets nothing from it.
+    let with_zeros = [
+        vec![half(true, 0, ROW), half(false, 0, ROW), half(true, 1, ROW), half(false, 1, 0)],
+        vec![half(true, 0, 0), half(false, 0, ROW), half(true, 1, 0), half(false, 1, 0)],
+    ];
+    let without = [vec![half(true, 0, ROW), half(false, 0, ROW), half(true, 1, ROW)], vec![half(false, 0, ROW)]];
+    let options = ReplayOptions::new(cluster(50_000_000_000));
+    let times = [with_zeros, without].map(|programs| {
+        let graph = job(&programs, &world(2));
+        let crossing = graph.summary().communication["send"].payload_bytes - 2 * ROW;
+        assert_eq!(crossing, 14_155_776);
+        assert_eq!(explained(&graph).hang, None);
+        replay(&graph, &options).expect("complete").total_time_ns
+    });
+    assert_eq!(times[0], times[1], "what is empty costs nothing");
+    assert_eq!(times[0], (14_155_776_i64 * 20 + 999) / 1000, "one row at 50 GB/s");
+}
+
+#[test]
+fn nccl_05_buffers_beyond_four_gibibytes() {
+    assert!(says("nccl-05", "result 4,294,967,296 B; ring traffic per rank 3,758,096,384 B"));
+    let options = ReplayOptions::new(cluster(50_000_000_000));
+    let gather = |dtype, count| job(&vec![vec![call(0, CollectiveKind::AllGather, dtype, count)]; 8], &world(8));
+    let time = |graph: &Arc<Graph>| replay(graph, &options).expect("complete").total_time_ns;
+    let graph = gather(DataType::Float32, 134_217_728);
+    assert_eq!(graph.summary().communication["all_gather"].payload_bytes, 4_294_967_296);
+    // A time is rounded up seven times.
+    let bytes_at = |bytes: i64| (bytes / 50 + 1)..=(bytes / 50 + 2);
+    assert!(bytes_at(3_758_096_384).contains(&time(&graph)), "{}", time(&graph));
+    for count in [1_u64 << 31, 1 << 33] {
+        let graph = gather(DataType::Int8, count);
+        assert!(bytes_at(7 * count as i64).contains(&time(&graph)), "{count}: {}", time(&graph));
+        let template = graph.template(graph.rank_template(Rank(7)));
+        assert!(matches!(template.op(0).kind, OpKind::Collective { count: stored, .. } if stored == count));
+        // One rank with a count that is the same in 32 bits is told apart.
+        let other = vec![call(0, CollectiveKind::AllGather, DataType::Int8, count + (1 << 32))];
+        let mut programs = vec![vec![call(0, CollectiveKind::AllGather, DataType::Int8, count)]; 8];
+        programs[6] = other;
+        assert_eq!(hang(&job(&programs, &world(8))).culprits, [Rank(6)]);
+    }
+}
+
+#[test]
+fn calls_in_another_order_are_told_from_calls_left_out() {
+    let reduce = |count| call(0, CollectiveKind::AllReduce, DataType::Float32, count);
+    let gather = call(0, CollectiveKind::AllGather, DataType::Float32, 8);
+    let usual = vec![reduce(1), reduce(2), gather, reduce(3)];
+    for (odd, what) in [
+        (vec![reduce(1), gather, reduce(2), reduce(3)], "; rank 5 makes this call and the next the other way round"),
+        (vec![reduce(1), gather, reduce(3)], "; what rank 5 calls is the next call of rank 0: it left one out"),
+        (vec![reduce(1), reduce(7), reduce(2)], "; the next call of rank 5 is that of rank 0: it makes one too many"),
+        (vec![reduce(1), reduce(7), reduce(8)], "does not show that the tensors are the same"),
+    ] {
+        let mut programs = vec![usual.clone(); 8];
+        programs[5] = odd;
+        let found = hang(&job(&programs, &world(8)));
+        assert_eq!((found.kind, found.culprits.as_slice()), (HangKind::Mismatch, &[Rank(5)][..]));
+        assert_eq!(found.mismatch.as_ref().map(|mismatch| mismatch.sequence), Some(1));
+        assert!(found.cause.ends_with(what), "{}", found.cause);
+    }
+}
+
+#[test]
+fn halves_of_unequal_size_are_named_with_their_places() {
+    let programs = [
+        vec![compute(1), message(true, 1, 4, 0), message(true, 1, 5, 0)],
+        vec![message(false, 0, 4, 0), compute(1), compute(1), message(false, 0, 6, 0)],
+    ];
+    let found = hang(&job(&programs, &world(2)));
+    assert_eq!((found.kind, found.culprits.as_slice()), (HangKind::MessageMismatch, &[Rank(0), Rank(1)][..]));
+    let text =
+        "message 1 of communicator 0: rank 0 sends 20 bytes, rank 1 receives 24 bytes (rank 0 at op 2, rank 1 at op 3)";
+    assert_eq!(found.cause, text);
+}
+
+#[test]
+fn a_dead_rank_is_the_root_cause() {
+    let reduce = |slot| call(slot, CollectiveKind::AllReduce, DataType::Float32, 1024);
+    // Ranks 0 to 3 reduce among themselves and then all eight; rank 2 dies before.
+    let program =
+        |rank: u32| if rank < 4 { vec![compute(1), reduce(1), reduce(0)] } else { vec![compute(1), reduce(0)] };
+    let graph = job(&(0..8).map(program).collect::<Vec<_>>(), &[(0..8).collect(), (0..4).collect()]);
+    let mut options = ReplayOptions::new(cluster(50_000_000_000));
+    let text = "[[perturb]]\nkind = \"rank-death\"\nrank = 2\ntime_ns = 500000\n";
+    options.perturb = Perturbations::from_toml(text, World::new(8, &options.profile)).expect("valid");
+    let found = diagnose(&graph, &DiagnoseOptions::new(options)).expect("an answer").hang.expect("a hang");
+    assert_eq!((found.kind, found.culprits.as_slice()), (HangKind::DeadRank, &[Rank(2)][..]));
+    assert!(
+        found.cause.starts_with("rank 2 is dead, and ranks 0-1,3 wait at op 1: AllReduce number 0"),
+        "{}",
+        found.cause
+    );
+    let victim = &found.victims[0];
+    assert_eq!((victim.communicator, victim.waiting.as_slice()), (0, &[4, 5, 6, 7].map(Rank)[..]));
+}
+
+#[test]
+fn a_rank_on_a_slow_link_is_told_from_one_that_computes_more() {
+    let step = TransformerStep { dp: 4, tp: 2, pp: 2, microbatches: 8, ..TransformerStep::default() };
+    let graph = Arc::new(step.graph().expect("valid"));
+    let mut options = ReplayOptions::new(flat_profile(5000, 50_000_000_000));
+    let culprit = |options: &ReplayOptions| {
+        let answer = diagnose(&graph, &DiagnoseOptions::new(options.clone())).expect("complete");
+        let culprit = answer.waiting.expect("complete").culprit.expect("one");
+        assert!(answer.communicators.windows(2).all(|pair| pair[0].communicator < pair[1].communicator));
+        (culprit, answer.headline)
+    };
+    let text = "[[perturb]]\nkind = \"slow-link\"\nranks = [5]\nbandwidth_factor = 0.2\n";
+    options.perturb = Perturbations::from_toml(text, World::new(16, &options.profile)).expect("valid");
+    let (found, headline) = culprit(&options);
+    assert_eq!((found.ranks.as_slice(), found.cause), (&[4, 5].map(Rank)[..], Cause::Communication));
+    let longer = found.longer.expect("communication");
+    assert!(matches!(longer.spent, Spent::Collective { .. }) && longer.ns > 2 * longer.usual_ns, "{longer:?}");
+    assert!(headline.contains("their time in collectives (most on communicator 2) takes"), "{headline}");
+    options.perturb = Perturbations::default();
+    options.slow.insert(Rank(5), 1.5);
+    let (found, _) = culprit(&options);
+    assert_eq!((found.ranks.as_slice(), found.cause), (&[Rank(5)][..], Cause::Compute));
+    assert!(matches!(found.longer.expect("compute").spent, Spent::Compute { class: ComputeClass::Gemm }));
+}
+
+#[test]
+fn a_rank_whose_host_is_slow_is_told() {
+    // All the same, but rank 3 takes 30 ms more to issue its kernel.
+    let mut builder = GraphBuilder::new(8);
+    builder.intern_name("work");
+    let comm = builder.add_comm((0..8).map(Rank).collect());
+    let mut template = |name: &str, gap_ms: i64| {
+        let op = |kind, gap_ms: i64| Op { host_gap: SimTime::from_ns(gap_ms * 1_000_000), stream: StreamId(0), kind };
+        let reduce = call(0, CollectiveKind::AllReduce, DataType::Uint8, 80_000_000);
+        builder.add_template(name, &[op(compute(100), gap_ms), op(reduce, 0)]).expect("valid")
+    };
+    let (usual, late) = (template("usual", 0), template("late", 30));
+    (0..8).for_each(|rank| builder.set_rank(Rank(rank), if rank == 3 { late } else { usual }, vec![comm]));
+    let answer = explained(&Arc::new(builder.finish().expect("valid")));
+    let culprit = answer.waiting.as_ref().expect("complete").culprit.as_ref().expect("one");
+    assert_eq!((culprit.ranks.as_slice(), culprit.cause), (&[Rank(3)][..], Cause::Host));
+    let longer = culprit.longer.expect("the host");
+    assert_eq!((longer.spent, longer.ns, longer.usual_ns), (Spent::Host, 30_000_000, 0));
+    let text = "rank 3 holds up the others: waits 0.000 ms where the median rank waits 30.000 ms; its host takes 30.000 ms \
+                where the median of others takes 0.000 ms";
+    assert_eq!(answer.headline, text);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use prism_engine::analysis::{JobTrace, Parameter, Path, STEP, Slack, Spent, sens
 use prism_engine::graph::op::OpKind;
 use prism_engine::graph::{Graph, GraphBuilder};
 use prism_engine::ids::{CommId, NameId, Rank, TemplateId};
-use prism_engine::replay::{ReplayOptions, replay, replay_ranks};
+use prism_engine::replay::{Contention, ReplayOptions, replay, replay_ranks};
 use prism_engine::synthetic::TransformerStep;
 use prism_engine::units::SimTime;
 use proptest::prelude::*;
@@ -225,11 +225,96 @@ proptest! {
     }
 }
 
+/// Links that are slow in a window, everywhere or on some ranks, and unequal shares of exchanges.
+fn any_network_rules(world_size: u32) -> impl Strategy<Value = String> {
+    let window = prop_oneof![
+        Just(String::new()),
+        Just("iterations = [0, 1]\n".to_owned()),
+        (0..40_000_i64, 1..60_000_i64).prop_map(|(from, length)| format!("time_ns = [{from}, {}]\n", from + length)),
+    ];
+    let link = (0..world_size, 1..10_u32, 0..3000_u32, window.clone()).prop_map(|(rank, tenths, latency, window)| {
+        format!(
+            "[[perturb]]\nkind = \"slow-link\"\nranks = [{rank}]\nbandwidth_factor = 0.{tenths}\n\
+             added_latency_ns = {latency}\n{window}"
+        )
+    });
+    prop::collection::vec(link, 1..3).prop_map(|rules| rules.concat())
+}
+
+fn perturbed_job() -> impl Strategy<Value = (Job, String)> {
+    job().prop_flat_map(|job| {
+        let text = any_network_rules(job.world_size());
+        (Just(job), text)
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever was done to the links, every end is explained by an arrival, and the parts add up.
+    #[test]
+    fn jobs_on_changed_links_are_explained_as_well((job, text) in perturbed_job()) {
+        let perturb = rules(job.world_size(), &text);
+        let (graph, options) = (job.graph(), ReplayOptions { perturb, ..options(&job) });
+        let trace = JobTrace::record(&graph, &options).expect("no deadlock");
+        let times = replay(&graph, &options).expect("no deadlock").iteration_time_ns;
+        for (iteration, time) in times.iter().enumerate() {
+            let path = trace.critical_path(iteration).expect("known").expect("there");
+            prop_assert!(is_whole(&path), "{:?}", path);
+            prop_assert_eq!(path.total_ns(), (*time).max(0));
+            for rank in (0..graph.world_size()).map(Rank) {
+                let Some(account) = trace.account(rank, iteration).expect("known") else { continue };
+                prop_assert_eq!(account.total_ns(), (*time).max(0));
+            }
+        }
+        prop_assert!(trace.waiting(0).expect("known").is_some());
+        let slack = trace.slack().expect("small");
+        prop_assert!(slack.by_rank.iter().flatten().all(|(_, slack)| *slack >= SimTime::ZERO));
+    }
+
+    /// A rule that holds for ever leaves slack what it is: a delay within it costs nothing, one beyond it what is beyond.
+    #[test]
+    fn slack_on_links_that_are_slow_for_ever_is_exact(
+        job in job(), rank in any::<prop::sample::Index>(), pick in any::<prop::sample::Index>(), beyond in 1..1_000_000i64,
+    ) {
+        let slow = rank.index(job.world_size() as usize);
+        let text = format!("[[perturb]]\nkind = \"slow-link\"\nranks = [{slow}]\nbandwidth_factor = 0.3\n");
+        let perturb = rules(job.world_size(), &text);
+        let (graph, options) = (job.graph(), ReplayOptions { perturb, ..ReplayOptions::new(profile()) });
+        let ops = compute_ops(&graph);
+        if ops.is_empty() {
+            return Ok(());
+        }
+        let (rank, op) = ops[pick.index(ops.len())];
+        let own = slack_of(&JobTrace::record(&graph, &options).expect("no deadlock").slack().expect("small"), rank, op);
+        let before = end(&graph, &options);
+        prop_assert_eq!(end(&delayed(&graph, rank, op, own), &options), before);
+        let late = end(&delayed(&graph, rank, op, own + SimTime::from_ps(beyond)), &options);
+        prop_assert_eq!(late, before + SimTime::from_ps(beyond));
+    }
+}
+
+/// A transformer step whose experts get unequal shares: the path goes through their exchange.
 #[test]
-fn changed_links_are_refused_by_name() {
-    let text = "[[perturb]]\nkind = \"slow-link\"\nranks = [0]\nbandwidth_factor = 0.5\n";
+fn unequal_experts_are_on_the_critical_path() {
+    let text = "[[perturb]]\nkind = \"imbalance\"\nranks = [0, 1, 2, 3]\nfactors = [4.0, 1.0, 1.0, 1.0]\n";
+    let step = TransformerStep { tp: 1, pp: 1, dp: 4, ep: 4, microbatches: 2, ..TransformerStep::default() };
+    let graph = Arc::new(step.graph().expect("valid"));
+    let options = |text: &str| ReplayOptions { perturb: rules(4, text), ..ReplayOptions::new(profile()) };
+    let exchange = |text: &str| {
+        let trace = JobTrace::record(&graph, &options(text)).expect("no deadlock");
+        let path = trace.critical_path(0).expect("known").expect("there");
+        let is_collective = |spent: &Spent| matches!(spent, Spent::Collective { .. });
+        path.totals().iter().filter(|(spent, _)| is_collective(spent)).map(|(_, ns)| ns).sum::<i64>()
+    };
+    let (even, uneven) = (exchange(""), exchange(text));
+    assert!(uneven > even, "{uneven} is not longer than {even}");
+}
+
+#[test]
+fn contention_is_refused_by_name() {
     let graph = Arc::new(TransformerStep { tp: 2, pp: 1, ..TransformerStep::default() }.graph().expect("valid"));
-    let options = ReplayOptions { perturb: rules(2, text), ..ReplayOptions::new(profile()) };
+    let options = ReplayOptions { contention: Contention::FairShare, ..ReplayOptions::new(profile()) };
     let error = JobTrace::record(&graph, &options).err().expect("refused");
-    assert_eq!(error.to_string(), "an analysis of changed links or message sizes is not available");
+    assert_eq!(error.to_string(), "an analysis under contention is not available");
 }

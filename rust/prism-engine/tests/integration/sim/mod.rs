@@ -4,6 +4,7 @@ mod failures;
 pub(crate) mod jobs;
 pub(crate) mod laws;
 pub(crate) mod live;
+mod pruning;
 pub(crate) mod reference;
 mod symmetry;
 mod synthetic;
