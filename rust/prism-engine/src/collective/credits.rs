@@ -3,7 +3,8 @@
 //! A connection has `K` slots; a slot is free again a credit latency after its message was taken. With equal links and
 //! enough slots to cover the round trip, the ends are still maxima over single paths: those of [`super::ring`] and
 //! [`super::chain`], and paths that go *back* from a late rank to the ranks upstream, which wait for its slots.
-//! Outside these conditions there is no closed form, and the functions say so instead of answering.
+//! Outside these conditions there is no closed form, and the functions say so instead of answering; [`super::recurrence`]
+//! answers there, message by message.
 //!
 //! [`super::completion`] does not use this module: in a ring the end of the latest rank is the same with and without
 //! credits.
