@@ -1,4 +1,4 @@
-"""When does every rank get out of a collective, and does a job fit together? The engine's models by name, without a graph.
+"""When does every rank get out of a collective, does a job fit together? The engine's models by name, without a graph.
 
 ```python
 from prism_core.collectives import completion
@@ -7,8 +7,8 @@ completion("chain_broadcast", chunks=4, credits=0, occ_ns_of_sender=[10, 10, 10]
            latency_ns_of_incoming_link=[5, 5, 5], arrival_ns=[0, 0, 100])  # [40, 55, 115]
 ```
 
-Links have an occupancy (how long a message keeps them busy) and a latency; `arrival_ns` says when every rank comes to the
-collective. Times are whole numbers in any one unit, below 2^60.
+Links have an occupancy (how long a message keeps them busy) and a latency; `arrival_ns` says when every rank comes to
+the collective. Times are whole numbers in any one unit, below 2^60.
 """
 
 from __future__ import annotations

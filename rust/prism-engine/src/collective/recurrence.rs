@@ -126,9 +126,7 @@ pub fn ring(ring: &ring::Ring<'_>, credits: Option<Credits>, arrivals: &[i64]) -
     check(n, total.saturating_add(slices), behind + slices + 2, costs, arrivals)?;
     let mut ready = Rows::new(n, behind + 1);
     let mut departed = Rows::new(n, slices + 1);
-    for p in 0..n {
-        ready.set(behind, p, arrivals[p]);
-    }
+    arrivals.iter().enumerate().for_each(|(p, arrival)| ready.set(behind, p, *arrival));
     let phases = ring.phases.iter().flat_map(|phase| (0..phase.messages).map(move |_| phase.occupancy));
     // `ready` is shifted by one row, so that the arrivals are row `-1`.
     let row = |j: i64| j + behind + 1;
@@ -168,9 +166,7 @@ pub fn chain(
     check(n, total, behind + 3, [hop, credits.map_or(0, |credits| credits.latency)].into_iter(), arrivals)?;
     let mut ready = Rows::new(n, behind + 1);
     let mut departed = Rows::new(n, 2);
-    for p in 0..n {
-        ready.set(behind, p, arrivals[p]);
-    }
+    arrivals.iter().enumerate().for_each(|(p, arrival)| ready.set(behind, p, *arrival));
     let row = |j: i64| j + behind + 1;
     for j in 0..total {
         for p in 0..n {

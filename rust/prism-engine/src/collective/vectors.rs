@@ -23,7 +23,8 @@ pub use explicit::{Call, Collective, Job, Key, Op, Outcome, P2pCost};
 pub use waits::{Explanation, Wait};
 
 use fields::Fields;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 use thiserror::Error;
 
 /// The models that [`completion`] evaluates.
@@ -82,11 +83,37 @@ pub enum VectorError {
     },
 }
 
-/// What `model` answers to the named `inputs`, an object; see the module's text for its form.
+/// What a model answers; see the module's text.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+#[non_exhaustive]
+pub enum Answer {
+    /// The end of every rank, or of every actor.
+    Ends(Vec<i64>),
+    /// How programs match.
+    Matching(Matching),
+}
+
+/// What the model `matching` answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Matching {
+    /// End of the last op each rank completed; 0 without one.
+    pub finish_ns: Vec<i64>,
+    /// Ranks that did not complete their programs, ascending.
+    pub stuck: Vec<u32>,
+    /// Ops whose members disagree, as tuples of Python: `('C', comm, number)` or `('P', comm, source, destination, number)`.
+    pub mismatches: Vec<String>,
+    /// Ops of the shortest cycle of waits, or 0.
+    pub cycle_length: usize,
+    /// Calls that a rank which is through with its program never made.
+    pub n_missing: usize,
+}
+
+/// What `model` answers to the named `inputs`, an object.
 ///
 /// # Errors
 /// [`VectorError`]; the message names the model and the input.
-pub fn completion(model: &str, inputs: &Value) -> Result<Value, VectorError> {
+pub fn completion(model: &str, inputs: &Value) -> Result<Answer, VectorError> {
     let model = *MODELS
         .iter()
         .find(|known| **known == model)
@@ -100,9 +127,9 @@ pub fn completion(model: &str, inputs: &Value) -> Result<Value, VectorError> {
         "chain_broadcast" => direct::chain_broadcast(fields)?,
         "alltoall_round_sync" => direct::round_synchronous(fields)?,
         "alltoallv_port" => direct::unequal(fields)?,
-        "matching" => return programs::matching(fields),
+        "matching" => return programs::matching(fields).map(Answer::Matching),
         "job_explicit" => programs::job(fields)?,
         _ => ring::one_ring(fields)?,
     };
-    Ok(json!(ends))
+    Ok(Answer::Ends(ends))
 }

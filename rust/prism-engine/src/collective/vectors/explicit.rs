@@ -244,7 +244,9 @@ impl State<'_> {
                 Op::Compute(duration) => self.actors[actor as usize].time += duration,
                 Op::Calls(calls) => {
                     if self.actors[actor as usize].open.is_empty() {
-                        calls.iter().for_each(|call| self.post(actor, call, ready));
+                        for call in calls {
+                            self.post(actor, call, ready);
+                        }
                     }
                     let open = &self.actors[actor as usize].open;
                     if let Some((key, _)) = open.iter().find(|(key, is_send)| !self.is_over(*key, *is_send)) {

@@ -1,11 +1,11 @@
 //! Explicit programs as JSON: `["comp", time]`, `["coll", comm, kind, count, dtype, redop, root]`,
 //! `["send", comm, peer, bytes]`, `["recv", comm, peer, bytes]` and `["group", [call, ...]]`. Peers are group ranks.
 
-use super::VectorError;
 use super::explicit::{Call, Collective, Job, Op, P2pCost};
 use super::fields::Fields;
+use super::{Matching, VectorError};
 use crate::collective::window::LIMIT;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Where the cost of a collective comes from.
@@ -18,7 +18,7 @@ enum CollectiveCost {
 }
 
 /// Matching and deadlock: every collective costs the same.
-pub(super) fn matching(mut fields: Fields<'_>) -> Result<Value, VectorError> {
+pub(super) fn matching(mut fields: Fields<'_>) -> Result<Matching, VectorError> {
     let cost = fields.at_least("collective_cost_ns", 0)?;
     let p2p: Value = fields.take("p2p_cost_ns")?;
     let p2p = p2p_cost(&p2p).ok_or_else(|| {
@@ -29,13 +29,13 @@ pub(super) fn matching(mut fields: Fields<'_>) -> Result<Value, VectorError> {
     fields.finish()?;
     let outcome = job.evaluate();
     let keys = outcome.mismatches.iter().map(|mismatch| job.key_text(mismatch.key));
-    Ok(json!({
-        "finish_ns": outcome.finish,
-        "stuck": outcome.stuck,
-        "mismatches": keys.collect::<Vec<_>>(),
-        "cycle_length": outcome.explanation.cycle.len(),
-        "n_missing": outcome.explanation.missing.len(),
-    }))
+    Ok(Matching {
+        mismatches: keys.collect(),
+        finish_ns: outcome.finish,
+        stuck: outcome.stuck,
+        cycle_length: outcome.explanation.cycle.len(),
+        n_missing: outcome.explanation.missing.len(),
+    })
 }
 
 /// A job with the cost of every op in it, and eager messages: a send costs its sender nothing, and the receiver has it so

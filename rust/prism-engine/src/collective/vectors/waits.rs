@@ -127,7 +127,9 @@ fn components(next: &[Vec<usize>]) -> Vec<Vec<usize>> {
             } else if low[node] == index[node] {
                 let start = open.iter().rposition(|other| *other == node).expect("it was opened above");
                 let part = open.split_off(start);
-                part.iter().for_each(|node| is_open[*node] = false);
+                for node in &part {
+                    is_open[*node] = false;
+                }
                 parts.push(part);
             }
         }

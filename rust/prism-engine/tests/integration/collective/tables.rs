@@ -30,6 +30,7 @@ fn vectors_agree() {
     for vector in table.as_array().expect("a list of vectors") {
         let model = vector["model"].as_str().expect("a model name");
         let answer = vectors::completion(model, &vector["inputs"]);
+        let answer = answer.map(|answer| serde_json::to_value(answer).expect("numbers and texts"));
         assert_eq!(answer.as_ref(), Ok(&vector["expect"]), "{}", vector["id"]);
         models.insert(model);
     }
