@@ -382,6 +382,117 @@ def test_a_cycle_behind_which_a_call_is_missing_too() -> None:
     assert answer == result([0, 0, 0, 1], [0, 1, 2], cycle=2, missing=1)
 
 
+Key = tuple[Any, ...]
+
+
+class Passing:
+    """Programs by passing over all ranks until nothing changes: no queue, no order."""
+
+    def __init__(self, comms: dict[str, list[int]], programs: list[list[Any]]) -> None:
+        self.comms, self.programs = comms, programs
+        self.posts: dict[Key, dict[Any, tuple[int, Any]]] = {}
+        self.counts: dict[Key, int] = {}
+        self.at, self.now = [0] * len(programs), [0] * len(programs)
+        self.held: list[list[Key]] = [[] for _ in programs]
+        while any([self.step(rank) for rank in range(len(programs))]):
+            pass
+        self.stuck = [rank for rank, program in enumerate(programs) if self.at[rank] < len(program)]
+
+    def step(self, rank: int) -> bool:
+        if self.at[rank] == len(self.programs[rank]):
+            return False
+        op = self.programs[rank][self.at[rank]]
+        if op[0] == "comp":
+            self.now[rank] += op[1]
+        else:
+            comes = not self.held[rank]
+            if comes:
+                self.held[rank] = [self.post(rank, call) for call in (op[1] if op[0] == "group" else [op])]
+            ends = [self.end(key) for key in self.held[rank]]
+            if None in ends:
+                return comes
+            self.now[rank] = max([self.now[rank], *(end for end in ends if end is not None)])
+            self.held[rank] = []
+        self.at[rank] += 1
+        return True
+
+    def post(self, rank: int, call: list[Any]) -> Key:
+        kind, comm = call[0], call[1]
+        me = self.comms[comm].index(rank)
+        if kind == "coll":
+            stem, member, said = ("C", comm), me, call[2:]
+        else:
+            ends = (me, call[2]) if kind == "send" else (call[2], me)
+            stem, member, said = ("P", comm, *ends), kind, call[3]
+        number = self.counts.get((stem, member), 0)
+        self.counts[stem, member] = number + 1
+        self.posts.setdefault((*stem, number), {})[member] = (self.now[rank], said)
+        return (*stem, number)
+
+    def end(self, key: Key) -> int | None:
+        there = self.posts[key]
+        if len(there) < (len(self.comms[key[1]]) if key[0] == "C" else 2):
+            return None
+        cost = 1000 if key[0] == "C" else 500 + there["send"][1] // 10
+        return max(time for time, _ in there.values()) + cost
+
+    def absent(self, key: Key) -> set[int]:
+        members = self.comms[key[1]]
+        wanted = dict(enumerate(members)) if key[0] == "C" else {"send": members[key[2]], "recv": members[key[3]]}
+        return {rank for member, rank in wanted.items() if member not in self.posts[key]}
+
+    def answer(self) -> dict[str, Any]:
+        waited_for = {key for rank in self.stuck for key in self.held[rank] if self.end(key) is None}
+        odd = (key for key, there in self.posts.items() if len({str(said) for _, said in there.values()}) > 1)
+        return {
+            "finish_ns": self.now,
+            "stuck": self.stuck,
+            "mismatches": [str(key) for key in sorted(odd)],
+            "n_missing": sum(len(self.absent(key) - set(self.stuck)) for key in waited_for),
+        }
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> list[list[Any]]:
+    """Steps of several ranks in a row, with mistakes."""
+    ranks: list[list[Any]] = [[] for _ in range(4)]
+    for _ in range(draw(st.integers(0, 8))):
+        comm, members = draw(st.sampled_from(sorted(COMMS.items())))
+        if draw(st.booleans()):
+            for rank in members:
+                ranks[rank].append(["coll", comm, "allreduce", draw(st.sampled_from([8] * 9 + [9])), "f32", "sum", -1])
+        else:
+            source, target = draw(st.permutations(range(len(members))))[:2]
+            size = draw(st.sampled_from([100] * 9 + [200]))
+            halves = [["send", comm, target, 100], ["recv", comm, target, 100]]
+            others = [["recv", comm, source, size], ["send", comm, source, size]]
+            both = draw(st.booleans())
+            ranks[members[source]].append(["group", halves] if both else halves[0])
+            ranks[members[target]].append(["group", others] if both else others[0])
+        ranks[draw(st.integers(0, 3))].append(["comp", draw(st.integers(0, 3000))])
+    for _ in range(draw(st.integers(0, 2))):
+        program = draw(st.sampled_from(ranks))
+        if program:
+            op = program.pop(draw(st.integers(0, len(program) - 1)))
+            if draw(st.booleans()):
+                program.insert(draw(st.integers(0, len(program))), op)
+    return ranks
+
+
+COMMS = {"w": [0, 1, 2, 3], "x": [0, 1], "z": [3, 1, 2]}
+
+
+@given(programs())
+@settings(max_examples=400, deadline=None)
+def test_matching_is_what_passing_over_all_ranks_gives(programs: list[list[Any]]) -> None:
+    answer = completion(
+        "matching", comms=COMMS, programs=programs, collective_cost_ns=1000, p2p_cost_ns="500+bytes//10, rendezvous"
+    )
+    cycle = answer.pop("cycle_length")
+    assert answer == Passing(COMMS, programs).answer()
+    assert bool(answer["stuck"]) == (cycle > 0 or answer["n_missing"] > 0)
+
+
 JOB = {
     "comms": {"a": [0, 1], "ev": [0, 2]},
     "programs": [

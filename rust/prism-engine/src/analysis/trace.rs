@@ -9,7 +9,7 @@ use crate::collective::{self, CollectiveCall, CommShape, Scratch, ShapePool};
 use crate::graph::Graph;
 use crate::ids::{CommId, Rank, SlotId, TemplateId};
 use crate::profile::Profile;
-use crate::replay::{Contention, ReplayOptions};
+use crate::replay::{Contention, ReplayOptions, check_events, placed};
 use crate::sim::{Call, LaunchSpan, Peers, SimError, SimOptions, SimReport, Simulation, Span};
 use crate::units::SimTime;
 use std::cell::RefCell;
@@ -94,6 +94,7 @@ impl JobTrace {
         if options.perturb.changes_network() {
             return Err(SimError::Unavailable { what: "an analysis of changed links or message sizes".to_owned() });
         }
+        check_events(graph)?;
         let is_perturbed = !options.perturb.is_empty();
         if is_perturbed && graph.num_ops() > MAX_PERTURBED_OPS {
             let what = format!("an analysis of {} perturbed ops (at most {MAX_PERTURBED_OPS})", graph.num_ops());
@@ -105,9 +106,10 @@ impl JobTrace {
             trace: is_perturbed,
             ..SimOptions::new(options.profile.clone())
         };
-        let mut simulation = Simulation::new(Peers::Graph(Arc::clone(graph)), graph.world_size(), sim_options)?;
+        let simulation = Simulation::new(Peers::Graph(Arc::clone(graph)), graph.world_size(), sim_options);
+        let mut simulation = simulation.map_err(|error| placed(error, graph, options, None))?;
         simulation.keep_launches();
-        simulation.run()?;
+        simulation.run().map_err(|error| placed(error, graph, options, Some(&simulation)))?;
         Ok(Self {
             graph: Arc::clone(graph),
             profile: options.profile.clone(),

@@ -53,7 +53,7 @@ pub enum RecurrenceError {
     OutOfRange,
 }
 
-/// Messages over all ranks that are evaluated at most (a few seconds).
+/// Messages over all ranks that are evaluated at most (some seconds).
 pub const MOST_MESSAGES: i64 = 1 << 30;
 
 /// Times kept at most (256 MiB).
@@ -73,17 +73,14 @@ impl Rows {
         Self { ranks, kept, times: vec![i64::MIN; ranks * kept] }
     }
 
-    fn at(&self, row: i64, rank: usize) -> usize {
-        (row as usize % self.kept) * self.ranks + rank
+    /// Where a row begins in `times`, if it is kept.
+    fn begin(&self, row: i64) -> usize {
+        (row as usize % self.kept) * self.ranks
     }
 
-    fn get(&self, row: i64, rank: usize) -> i64 {
-        self.times[self.at(row, rank)]
-    }
-
-    fn set(&mut self, row: i64, rank: usize, time: i64) {
-        let at = self.at(row, rank);
-        self.times[at] = time;
+    fn row(&self, row: i64) -> &[i64] {
+        let begin = self.begin(row);
+        &self.times[begin..begin + self.ranks]
     }
 }
 
@@ -126,27 +123,35 @@ pub fn ring(ring: &ring::Ring<'_>, credits: Option<Credits>, arrivals: &[i64]) -
     check(n, total.saturating_add(slices), behind + slices + 2, costs, arrivals)?;
     let mut ready = Rows::new(n, behind + 1);
     let mut departed = Rows::new(n, slices + 1);
-    arrivals.iter().enumerate().for_each(|(p, arrival)| ready.set(behind, p, *arrival));
+    let first = ready.begin(behind);
+    ready.times[first..first + n].copy_from_slice(arrivals);
     let phases = ring.phases.iter().flat_map(|phase| (0..phase.messages).map(move |_| phase.occupancy));
     // `ready` is shifted by one row, so that the arrivals are row `-1`.
     let row = |j: i64| j + behind + 1;
     for (j, occupancy) in (0..).zip(phases.map(Some).chain((0..slices).map(|_| None))) {
+        let (now, before) = (ready.begin(row(j)), ready.begin(row(j - 1)));
+        let received = (j >= slices).then(|| departed.begin(j - slices));
+        let credit = credits.filter(|credits| (credits.slots..total).contains(&j));
+        let credit = credit.map(|credits| (ready.begin(row(j - behind)), credits.latency));
+        let (sent, port) = (departed.begin(j), (j > 0).then(|| departed.begin(j - 1)));
         for p in 0..n {
-            let mut time = ready.get(row(j - 1), p);
-            if j >= slices {
-                time = time.max(departed.get(j - slices, if p == 0 { n - 1 } else { p - 1 }) + ring.latency[p]);
+            let mut time = ready.times[before + p];
+            if let Some(received) = received {
+                let from = if p == 0 { n - 1 } else { p - 1 };
+                time = time.max(departed.times[received + from] + ring.latency[p]);
             }
-            if let Some(credits) = credits.filter(|credits| (credits.slots..total).contains(&j)) {
-                time = time.max(ready.get(row(j - behind), if p + 1 == n { 0 } else { p + 1 }) + credits.latency);
+            if let Some((taken, latency)) = credit {
+                time = time.max(ready.times[taken + if p + 1 == n { 0 } else { p + 1 }] + latency);
             }
-            ready.set(row(j), p, time);
+            ready.times[now + p] = time;
             if let Some(occupancy) = occupancy {
-                let port = if j > 0 { departed.get(j - 1, p) } else { i64::MIN };
-                departed.set(j, p, port.max(time) + occupancy[p]);
+                let port = port.map_or(i64::MIN, |port| departed.times[port + p]);
+                departed.times[sent + p] = port.max(time) + occupancy[p];
             }
         }
     }
-    Ok((0..n).map(|p| ready.get(row(total + slices - 1), p).max(departed.get(total - 1, p))).collect())
+    let last = ready.row(row(total + slices - 1)).iter().zip(departed.row(total - 1));
+    Ok(last.map(|(received, sent)| *received.max(sent)).collect())
 }
 
 /// When each position of a chain has received everything and sent everything on. Times are below 2^60, costs not negative.
@@ -166,25 +171,29 @@ pub fn chain(
     check(n, total, behind + 3, [hop, credits.map_or(0, |credits| credits.latency)].into_iter(), arrivals)?;
     let mut ready = Rows::new(n, behind + 1);
     let mut departed = Rows::new(n, 2);
-    arrivals.iter().enumerate().for_each(|(p, arrival)| ready.set(behind, p, *arrival));
+    let first = ready.begin(behind);
+    ready.times[first..first + n].copy_from_slice(arrivals);
     let row = |j: i64| j + behind + 1;
     for j in 0..total {
+        let (now, before) = (ready.begin(row(j)), ready.begin(row(j - 1)));
+        let credit = credits.filter(|credits| j >= credits.slots);
+        let credit = credit.map(|credits| (ready.begin(row(j - behind)), credits.latency));
+        let (sent, port) = (departed.begin(j), (j > 0).then(|| departed.begin(j - 1)));
         for p in 0..n {
-            let mut time = ready.get(row(j - 1), p);
+            let mut time = ready.times[before + p];
             if p > 0 {
-                time = time.max(departed.get(j, p - 1) + chain.latency[p]);
+                time = time.max(departed.times[sent + p - 1] + chain.latency[p]);
             }
-            if let Some(credits) = credits.filter(|credits| p + 1 < n && j >= credits.slots) {
-                time = time.max(ready.get(row(j - behind), p + 1) + credits.latency);
+            if let Some((taken, latency)) = credit.filter(|_| p + 1 < n) {
+                time = time.max(ready.times[taken + p + 1] + latency);
             }
-            ready.set(row(j), p, time);
-            let port = if j > 0 { departed.get(j - 1, p) } else { i64::MIN };
-            departed.set(j, p, port.max(time) + chain.occupancy[p]);
+            ready.times[now + p] = time;
+            let port = port.map_or(i64::MIN, |port| departed.times[port + p]);
+            departed.times[sent + p] = port.max(time) + chain.occupancy[p];
         }
     }
-    let end = |p: usize| {
-        let received = ready.get(row(total - 1), p);
-        if p + 1 < n { received.max(departed.get(total - 1, p)) } else { received }
-    };
-    Ok((0..n).map(end).collect())
+    let mut ends = ready.row(row(total - 1)).to_vec();
+    let sent = departed.row(total - 1);
+    ends.iter_mut().zip(sent).take(n - 1).for_each(|(end, sent)| *end = (*end).max(*sent));
+    Ok(ends)
 }

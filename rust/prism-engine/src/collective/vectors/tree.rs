@@ -22,12 +22,13 @@ impl Mode {
     fn read(fields: &mut Fields<'_>) -> Result<Self, VectorError> {
         let Some(text) = fields.optional::<String>("mode")? else { return Ok(Self::Split) };
         let letters: String = text.chars().filter(char::is_ascii_alphabetic).collect::<String>().to_ascii_lowercase();
-        match letters.trim_start_matches("run").trim_start_matches("tree") {
-            "split" => Ok(Self::Split),
-            "updown" | "upthendown" | "nosplit" | "notsplit" | "nonsplit" | "unsplit" | "sequential" => {
-                Ok(Self::UpThenDown)
-            }
-            _ => Err(fields.error("mode", format!("is {text:?}: it must be \"split\" or \"up_then_down\""))),
+        let says = |words: &[&str]| words.iter().any(|word| letters.contains(word));
+        if says(&["updown", "upthendown", "nosplit", "notsplit", "nonsplit", "unsplit", "seq", "serial"]) {
+            Ok(Self::UpThenDown)
+        } else if says(&["split"]) {
+            Ok(Self::Split)
+        } else {
+            Err(fields.error("mode", format!("is {text:?}: it must be \"split\" or \"up_then_down\"")))
         }
     }
 
