@@ -2,6 +2,8 @@
 
 use super::{job, options, outcome, refusal, says};
 use prism_engine::analysis::{DiagnoseOptions, diagnose};
+use prism_engine::hybrid::{Session, SessionMode, SessionOptions};
+use std::collections::BTreeMap;
 
 const WORK: &str = "+5 s0 compute 1000 Gemm Modelled \"work\"";
 const WORLD: &[u32] = &[0, 1];
@@ -33,6 +35,21 @@ fn a_diagnosis_refuses_what_a_replay_refuses() {
     let graph = job(&[WORLD], &[WORK, "+5 s1 event_wait e3"]);
     let error = diagnose(&graph, &DiagnoseOptions::new(options())).expect_err("a wait that points nowhere");
     assert_eq!(error, outcome(&graph).expect_err("the same"));
+}
+
+#[test]
+fn an_emulation_refuses_what_a_replay_refuses() {
+    let graph = job(&[WORLD], &[WORK, "+5 s1 event_wait e3"]);
+    let options = SessionOptions {
+        mode: SessionMode::Emulate,
+        world_size: 2,
+        profile: options().profile,
+        live: vec![0],
+        slow: BTreeMap::new(),
+        perturb: options().perturb,
+    };
+    let Err(error) = Session::new(options, Some(graph)) else { panic!("accepted") };
+    says(&error.to_string(), &["rank 1, op 0", "event 3", "never records"]);
 }
 
 #[test]

@@ -19,22 +19,20 @@ fn options() -> ReplayOptions {
 /// The text form of a job: ranks with a program each, and communicators of the text form (`0-3`, `0 2`) that become the
 /// slots of their members, in order.
 fn text(comms: &[&[u32]], programs: &[&str]) -> String {
-    let mut text = format!("prism-graph 1\nworld {}\n", programs.len());
+    let mut lines = vec!["prism-graph 1".to_owned(), format!("world {}", programs.len())];
     for members in comms {
         let members: Vec<_> = members.iter().map(u32::to_string).collect();
-        text += &format!("comm {}\n", members.join(" "));
+        lines.push(format!("comm {}", members.join(" ")));
     }
     for (rank, program) in programs.iter().enumerate() {
-        text += &format!("template \"rank {rank}\"\n");
-        for op in program.lines().map(str::trim).filter(|op| !op.is_empty()) {
-            text += &format!("  {op}\n");
-        }
+        lines.push(format!("template \"rank {rank}\""));
+        lines.extend(program.lines().map(str::trim).filter(|op| !op.is_empty()).map(str::to_owned));
     }
     for rank in 0..programs.len() as u32 {
-        let own = (0..comms.len()).filter(|comm| comms[*comm].contains(&rank)).map(|comm| format!(" {comm}"));
-        text += &format!("rank {rank} template {rank} comms{}\n", own.collect::<String>());
+        let own = (0..comms.len()).filter(|comm| comms[*comm].contains(&rank)).map(|comm| comm.to_string());
+        lines.push(format!("rank {rank} template {rank} comms {}", own.collect::<Vec<_>>().join(" ")));
     }
-    text
+    lines.join("\n") + "\n"
 }
 
 fn job(comms: &[&[u32]], programs: &[&str]) -> Arc<Graph> {

@@ -67,9 +67,10 @@ fn sums_beyond_it_name_rank_and_op() {
 fn waits_that_add_up_beyond_it_name_the_call_at_which_they_do() {
     // Three ranks take turns, twice: no program is long, but everybody waits for everybody. Collectives are evaluated up to
     // 2^60 ps, which the second of them passes.
-    let work = format!("{LONG}\n");
-    let turn =
-        |rank: usize| (0..3).map(|at| format!("{}{SUM}\n", if at == rank { &work } else { "" })).collect::<String>();
+    let turn = |rank: usize| {
+        let part = |at| if at == rank { format!("{LONG}\n{SUM}\n") } else { format!("{SUM}\n") };
+        (0..3).map(part).collect::<Vec<String>>().concat()
+    };
     let programs: Vec<String> = (0..3).map(|rank| turn(rank).repeat(2)).collect();
     let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
     let error = refusal(&[&[0, 1, 2]], &programs);

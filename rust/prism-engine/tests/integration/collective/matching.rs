@@ -193,7 +193,7 @@ proptest! {
         job.p2p.is_eager = eager;
         let mut renamed = job.clone();
         for (_, members) in &mut renamed.comms {
-            members.iter_mut().for_each(|member| *member = names[*member as usize]);
+            *members = members.iter().map(|member| names[*member as usize]).collect();
         }
         for (rank, program) in job.programs.iter().enumerate() {
             renamed.programs[names[rank] as usize].clone_from(program);

@@ -224,7 +224,7 @@ impl Machines<'_> {
             slots: std::iter::repeat_n(i64::MIN, slots).collect(),
         };
         let mut machines: Vec<_> = arrivals.iter().map(new).collect();
-        while (0..n).fold(false, |moved, p| self.step(&mut machines, p) || moved) {}
+        while (0..n).any(|p| self.step(&mut machines, p)) {}
         machines
             .iter()
             .all(|machine| machine.instruction == total + self.lag)

@@ -125,12 +125,11 @@ proptest! {
         let slow = case.by_machines();
         prop_assert_eq!(case.by_recurrence(case.credits, &case.arrivals).ok(), slow.clone());
         let answer = vectors::completion("ring_credits", &case.json());
-        match slow {
-            Some(slow) => prop_assert_eq!(answer, Ok(Answer::Ends(slow))),
-            None => {
-                let is_refused = matches!(answer, Err(VectorError::Input { key, .. }) if key == "credits");
-                prop_assert!(is_refused);
-            }
+        if let Some(slow) = slow {
+            prop_assert_eq!(answer, Ok(Answer::Ends(slow)));
+        } else {
+            let is_refused = matches!(answer, Err(VectorError::Input { key, .. }) if key == "credits");
+            prop_assert!(is_refused);
         }
         prop_assert_eq!(Ok(case.closed()), case.by_recurrence(None, &case.arrivals));
     }
