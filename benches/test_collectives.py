@@ -1,4 +1,4 @@
-"""Completion of one collective of 8,192 ranks by name: closed forms and message by message, JSON in and out included."""
+"""Completion of one collective of 8,192 ranks by name: closed form or message by message, JSON in and out included."""
 
 from __future__ import annotations
 
