@@ -1,6 +1,6 @@
 """Run any rank of a large training job on a few GPUs, or on none: collect its graph, replay it, emulate ranks in it."""
 
-from prism_core import synthetic
+from prism_core import collectives, synthetic
 from prism_core._native import Graph
 from prism_core.collect import collect_program as collect
 from prism_core.collect import tool_version
@@ -37,6 +37,7 @@ __all__ = [
     "TorchMissingError",
     "__version__",
     "collect",
+    "collectives",
     "diagnose",
     "emulate",
     "inspect",

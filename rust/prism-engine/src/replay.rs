@@ -1,5 +1,9 @@
 //! Replay of a whole job from its graph: every rank virtual.
 
+mod limits;
+
+pub(crate) use limits::{check_events, placed};
+
 use crate::graph::Graph;
 use crate::ids::Rank;
 use crate::perturb::Perturbations;
@@ -94,10 +98,14 @@ pub fn replay(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<ReplayResul
 }
 
 /// Replays the job and tells about every rank.
+///
+/// # Errors
+/// What the simulation refuses; waits for events that were not recorded before; times that do not fit.
 pub fn replay_ranks(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<SimReport, SimError> {
     if options.contention == Contention::FairShare {
         return Err(SimError::Unavailable { what: "contention \"fair-share\"".to_owned() });
     }
+    check_events(graph)?;
     if options.symmetry {
         let mut simulation = simulation(graph, options, true)?;
         if simulation.run().is_ok() {
@@ -106,7 +114,7 @@ pub fn replay_ranks(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<SimRe
         // What went wrong is told of ranks.
     }
     let mut simulation = simulation(graph, options, false)?;
-    simulation.run()?;
+    simulation.run().map_err(|error| placed(error, graph, options, Some(&simulation)))?;
     Ok(simulation.report())
 }
 
@@ -118,4 +126,5 @@ fn simulation(graph: &Arc<Graph>, options: &ReplayOptions, symmetry: bool) -> Re
         ..SimOptions::new(options.profile.clone())
     };
     Simulation::new(Peers::Graph(Arc::clone(graph)), graph.world_size(), sim_options)
+        .map_err(|error| placed(error, graph, options, None))
 }

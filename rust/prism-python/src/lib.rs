@@ -2,6 +2,7 @@
 
 #![allow(clippy::needless_pass_by_value, reason = "pyo3 hands arguments over by value")]
 
+mod collectives;
 mod diagnose;
 mod error;
 mod graph;
@@ -17,6 +18,8 @@ use pyo3::prelude::*;
 mod _native {
     #[pymodule_export]
     use super::build_info;
+    #[pymodule_export]
+    use super::collectives::{collective_completion, collective_models};
     #[pymodule_export]
     use super::diagnose::diagnose_json;
     #[pymodule_export]

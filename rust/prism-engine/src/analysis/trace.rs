@@ -10,7 +10,7 @@ use crate::graph::Graph;
 use crate::ids::{CommId, Rank, SlotId, TemplateId};
 use crate::perturb::{When, World};
 use crate::profile::Profile;
-use crate::replay::{Contention, ReplayOptions};
+use crate::replay::{Contention, ReplayOptions, check_events, placed};
 use crate::sim::{Call, LaunchSpan, NetworkRules, Peers, SimError, SimOptions, SimReport, Simulation, Span};
 use crate::units::SimTime;
 use std::cell::RefCell;
@@ -96,6 +96,7 @@ impl JobTrace {
             let what = format!("an analysis of {count} launches of communication (at most {MAX_LAUNCHES})");
             return Err(SimError::Unavailable { what });
         }
+        check_events(graph)?;
         let rules = &options.perturb;
         let is_changed = |rank: Rank| rules.changes_compute(rank) || rules.constant_factor(rank).is_some();
         let is_perturbed = (0..graph.world_size()).map(Rank).any(is_changed);
@@ -109,9 +110,10 @@ impl JobTrace {
             trace: is_perturbed,
             ..SimOptions::new(options.profile.clone())
         };
-        let mut simulation = Simulation::new(Peers::Graph(Arc::clone(graph)), graph.world_size(), sim_options)?;
+        let simulation = Simulation::new(Peers::Graph(Arc::clone(graph)), graph.world_size(), sim_options);
+        let mut simulation = simulation.map_err(|error| placed(error, graph, options, None))?;
         simulation.keep_launches();
-        simulation.run()?;
+        simulation.run().map_err(|error| placed(error, graph, options, Some(&simulation)))?;
         Ok(Self {
             graph: Arc::clone(graph),
             profile: options.profile.clone(),

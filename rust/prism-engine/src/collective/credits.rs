@@ -3,7 +3,8 @@
 //! A connection has `K` slots; a slot is free again a credit latency after its message was taken. With equal links and
 //! enough slots to cover the round trip, the ends are still maxima over single paths: those of [`super::ring`] and
 //! [`super::chain`], and paths that go *back* from a late rank to the ranks upstream, which wait for its slots.
-//! Outside these conditions there is no closed form, and the functions say so instead of answering.
+//! Outside these conditions there is no closed form, and the functions say so instead of answering; [`super::recurrence`]
+//! answers there, message by message.
 //!
 //! [`super::completion`] does not use this module: in a ring the end of the latest rank is the same with and without
 //! credits.
@@ -93,6 +94,7 @@ fn latest_ahead(arrivals: &[i64], hops: i64, tilt: i64) -> Vec<Option<i64>> {
 }
 
 /// Ends of a chain (`slices` is not used), or `None` where the closed form does not hold: it needs `K o >= o + l + c`.
+/// O(ranks).
 #[must_use]
 pub fn chain_completion(links: &CreditLinks, arrivals: &[i64]) -> Option<Vec<i64>> {
     let &CreditLinks { messages, occupancy, latency, slots, credit_latency, .. } = links;
@@ -103,12 +105,16 @@ pub fn chain_completion(links: &CreditLinks, arrivals: &[i64]) -> Option<Vec<i64
     let mut ends = vec![0; n];
     let chain = chain::Chain { chunks: messages, occupancy: &vec![occupancy; n], latency: &vec![latency; n] };
     chain::completion(&chain, arrivals, &mut ends, &mut Vec::new());
-    let hops = ((messages - 1) / slots) as usize;
-    for p in 0..n - 1 {
-        // Every hop back takes a credit latency and `K` messages off what is left to send.
-        for h in 1..=hops.min(n - 1 - p) {
-            let left = (messages - slots * h as i64) * occupancy;
-            ends[p] = ends[p].max(arrivals[p + h] + h as i64 * credit_latency + left);
+    // Every hop back takes a credit latency and `K` messages off what is left to send.
+    let hops = (messages - 1) / slots;
+    let tilt = credit_latency - slots * occupancy;
+    let mut window = MaxWindow::default();
+    for p in (0..n - 1).rev() {
+        let ahead = p as i64 + 1;
+        window.push(-ahead, arrivals[p + 1] + ahead * tilt);
+        let key = window.max_from(-(p as i64 + hops));
+        if hops > 0 && !is_never(key) {
+            ends[p] = ends[p].max(key - p as i64 * tilt + messages * occupancy);
         }
     }
     if messages > slots {

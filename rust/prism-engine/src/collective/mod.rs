@@ -11,7 +11,8 @@
 //!   one collective that share a card have a static share of it;
 //! - all messages of a collective have the same size (the buffer is cut evenly into loops, steps and slices);
 //! - flow-control credits are left out: in a bandwidth-bound ring a late rank may hold early ranks upstream a little
-//!   longer than told here. The end of the latest rank is not affected. [`credits`] has the forms with credits;
+//!   longer than told here. The end of the latest rank is not affected. [`credits`] has the forms with credits, and
+//!   [`recurrence`] the definition itself for where they do not hold;
 //! - the inter-node part of a ring or tree runs over `min(members on the node, cards of the node)` network cards, because
 //!   NCCL runs one channel per card and a communicator's channels start from different members;
 //! - algorithm (ring or trees) and protocol (Simple, LL, LL128) are those that end first when nobody is late, not those
@@ -24,6 +25,7 @@ pub mod chain;
 pub mod credits;
 pub mod dtree;
 pub mod p2p;
+pub mod recurrence;
 pub mod ring;
 pub mod shape;
 pub mod tree;

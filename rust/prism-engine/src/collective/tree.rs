@@ -59,6 +59,41 @@ pub fn raise_completion(tree: &Tree<'_>, arrivals: &[i64], out: &mut [i64], scra
     }
 }
 
+/// [`raise_completion`] for trees whose way down starts when all chunks have been reduced (NCCL's `runTreeUpDown`):
+///
+/// ```text
+/// R    = max over s:  a(s) + sum of (o+l) along s -> root + (J-1) * max of o along that path
+/// F(p) = R + sum of (o+l) along root -> p + (J-1) * max of o along that path
+/// ```
+///
+/// O(ranks x distinct occupancies on the way up).
+pub fn raise_completion_up_then_down(tree: &Tree<'_>, arrivals: &[i64], out: &mut [i64], scratch: &mut TreeScratch) {
+    let Some((&root, others)) = tree.order.split_first() else { return };
+    let root = root as usize;
+    distinct(others.iter().map(|&rank| &tree.up.occupancy[rank as usize]), &mut scratch.values);
+    let mut reduced = arrivals[root];
+    for at in 0..scratch.values.len() {
+        let value = scratch.values[at];
+        climb(tree, others, arrivals, value, scratch);
+        reduced = reduced.max(scratch.through[root] + (tree.chunks - 1) * value);
+    }
+    out[root] = out[root].max(reduced);
+    let TreeScratch { best, through: slowest, .. } = scratch;
+    best.resize(arrivals.len(), 0);
+    slowest.resize(arrivals.len(), 0);
+    (best[root], slowest[root]) = (reduced, 0);
+    for &rank in others {
+        let rank = rank as usize;
+        let parent = tree.parent[rank] as usize;
+        let occupancy = tree.down.occupancy[rank];
+        slowest[rank] = slowest[parent].max(occupancy);
+        let left = best[parent] + occupancy + (tree.chunks - 1) * slowest[rank];
+        best[rank] = best[parent] + occupancy + tree.down.latency[rank];
+        out[parent] = out[parent].max(left);
+        out[rank] = out[rank].max(left + tree.down.latency[rank]);
+    }
+}
+
 /// Leaves in `best` and `through` of every rank the longest path that ends there, coming from below.
 fn climb(tree: &Tree<'_>, others: &[u32], arrivals: &[i64], value: i64, scratch: &mut TreeScratch) {
     let TreeScratch { best, through, .. } = scratch;

@@ -85,6 +85,9 @@ fn of_template(name: &str, op: usize, what: &str) -> GraphError {
 /// Tables agree: templates and communicators exist, slots suffice, members are distinct ranks that have the communicator
 /// in their slots, peers and roots are members, overrides are of compute ops. O(template ops + memberships).
 pub(super) fn structure(graph: &Graph) -> Result<(), GraphError> {
+    if graph.world_size() == 0 {
+        return Err(GraphError::invalid(None, None, "the world has no ranks"));
+    }
     let limits = peer_limits(graph);
     for rank in 0..graph.world_size() {
         let template = graph.ranks.template[rank as usize] as usize;
@@ -154,6 +157,9 @@ fn members(graph: &Graph) -> Result<(), GraphError> {
     let mut mark = vec![u32::MAX; graph.world_size() as usize];
     for comm in 0..graph.num_comms() {
         let members = graph.comms.members(comm);
+        if members.is_empty() {
+            return Err(GraphError::invalid(None, None, format!("communicator {comm} has no members")));
+        }
         for rank in members {
             let what = match mark.get_mut(*rank as usize) {
                 None => "is not a rank of the world",

@@ -143,6 +143,7 @@ fn simulations(options: &SessionOptions, graph: Option<&Arc<Graph>>) -> Result<V
     };
     match (options.mode, graph) {
         (SessionMode::Emulate, Some(graph)) => {
+            crate::replay::check_events(graph)?;
             let peers = Peers::Graph(Arc::clone(graph));
             Ok(vec![Simulation::new(peers, options.world_size, sim_options(&options.live))?])
         }

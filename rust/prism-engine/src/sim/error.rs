@@ -66,6 +66,16 @@ pub enum SimError {
         /// Which event.
         event: EventId,
     },
+    /// Times that do not fit into 2^63 ps with room for waits.
+    #[error("{}{what}", place(*rank, *op))]
+    TooLong {
+        /// Whose.
+        rank: Option<Rank>,
+        /// Index of the op in the program of `rank` at which they grow too long.
+        op: Option<u32>,
+        /// What grows too long.
+        what: String,
+    },
     /// An option that does not exist yet.
     #[error("{what} is not available")]
     Unavailable {
@@ -105,6 +115,18 @@ pub struct Mismatch {
 impl SimError {
     pub(super) fn invalid(message: impl Into<String>) -> Self {
         Self::Invalid { message: message.into() }
+    }
+
+    pub(super) fn too_long(what: impl Into<String>) -> Self {
+        Self::TooLong { rank: None, op: None, what: what.into() }
+    }
+}
+
+fn place(rank: Option<Rank>, op: Option<u32>) -> String {
+    match (rank, op) {
+        (Some(rank), Some(op)) => format!("rank {rank}, op {op}: "),
+        (Some(rank), None) => format!("rank {rank}: "),
+        _ => String::new(),
     }
 }
 

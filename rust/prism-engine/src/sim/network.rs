@@ -358,7 +358,7 @@ impl Network {
 }
 
 fn out_of_range(comm: u32) -> SimError {
-    SimError::invalid(format!("communication on communicator {comm} would end after more than 53 days"))
+    SimError::too_long(format!("communication on communicator {comm} would end after more than 53 days"))
 }
 
 /// Absent members arrive when the (last) present one does.

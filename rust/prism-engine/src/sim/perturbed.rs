@@ -95,7 +95,7 @@ impl Perturber {
 
     pub(super) fn failure(&self) -> Option<SimError> {
         let rank = self.too_late?;
-        Some(SimError::invalid(format!("a perturbed op of rank {rank} would end after more than 26 days")))
+        Some(SimError::too_long(format!("a perturbed op of rank {rank} would end after more than 26 days")))
     }
 }
 

@@ -326,7 +326,7 @@ impl Program {
         }
         self.total = self.total.saturating_add(op.host_gap.0).saturating_add(duration.scaled(self.stretch).0);
         if self.total > MAX_TOTAL {
-            return Err(SimError::invalid("the durations of a program add up to more than 26 days"));
+            return Err(SimError::too_long("the durations of a program add up to more than 26 days"));
         }
         Ok(())
     }

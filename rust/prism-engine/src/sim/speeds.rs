@@ -64,7 +64,7 @@ impl Speeds {
                 total = total.saturating_add(duration.scaled(factor.max(1.0)).0);
             }
             if total > i64::MAX / 8 {
-                return Err(SimError::invalid(format!("the durations of rank {rank} add up to more than 13 days")));
+                return Err(SimError::too_long(format!("the durations of rank {rank} add up to more than 13 days")));
             }
             if is_slow(factor) {
                 speeds.slow.push((at as u32, factor));

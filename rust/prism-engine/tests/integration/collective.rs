@@ -3,5 +3,7 @@
 mod forms;
 mod laws;
 mod layout;
+mod matching;
 mod reference;
+mod steps;
 mod tables;

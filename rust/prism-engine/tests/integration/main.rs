@@ -1,6 +1,7 @@
 //! One binary for all integration tests: it links once.
 
 mod analysis;
+mod badinput;
 mod collective;
 mod cost;
 mod graph;

@@ -14,7 +14,7 @@ pub(crate) fn arrivals(n: usize) -> impl Strategy<Value = Vec<i64>> {
 }
 
 /// Costs of `n` links: all alike, one in four different (two kinds of link), or each its own.
-fn costs(n: usize) -> impl Strategy<Value = Vec<i64>> {
+pub(crate) fn costs(n: usize) -> impl Strategy<Value = Vec<i64>> {
     let alike = (0i64..5_000).prop_map(move |cost| vec![cost; n]);
     let two_kinds = (0i64..3_000, 0i64..9_000, 1usize..5).prop_map(move |(near, far, period)| {
         (0..n).map(|p| if p % period == period - 1 { far } else { near }).collect()
@@ -65,7 +65,7 @@ fn fast_ring(case: &RingCase) -> Vec<i64> {
     out
 }
 
-fn tree_case() -> impl Strategy<Value = (TreeCase, Vec<i64>)> {
+pub(crate) fn tree_case() -> impl Strategy<Value = (TreeCase, Vec<i64>)> {
     (1usize..30, 1usize..9).prop_flat_map(|(n, chunks)| {
         // The parent of rank `r` is a random rank below it; a random rotation then moves the root about.
         let parents: Vec<_> = (0..n).map(|rank| 0..rank.max(1)).collect();

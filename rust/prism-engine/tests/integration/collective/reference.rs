@@ -1,6 +1,7 @@
 //! Slow, obvious evaluators: every message of every collective, one by one.
 
 use prism_engine::collective::credits::CreditLinks;
+use std::collections::VecDeque;
 
 /// `X` and `D` of the ring's definition, for every message of every rank. `occupancy[phase][sender]`.
 pub(crate) fn ring(
@@ -56,7 +57,17 @@ impl TreeCase {
         order
     }
 
+    /// The way down of a chunk starts when it has been reduced.
     pub(crate) fn completion(&self, arrivals: &[i64]) -> Vec<i64> {
+        self.run(arrivals, false)
+    }
+
+    /// The way down starts, at every rank, when its own last chunk has left upwards (and at the root when all are reduced).
+    pub(crate) fn up_then_down(&self, arrivals: &[i64]) -> Vec<i64> {
+        self.run(arrivals, true)
+    }
+
+    fn run(&self, arrivals: &[i64], waits: bool) -> Vec<i64> {
         let n = arrivals.len();
         let order = self.order();
         let mut sent_up = vec![vec![0; self.chunks]; n];
@@ -71,10 +82,14 @@ impl TreeCase {
         for chunk in 0..self.chunks {
             for &rank in &order {
                 let Some(parent) = self.parent[rank] else {
-                    has[rank][chunk] = self.reduced(rank, chunk, arrivals, &sent_up);
+                    let reduced = if waits { self.chunks - 1 } else { chunk };
+                    has[rank][chunk] = self.reduced(rank, reduced, arrivals, &sent_up);
                     continue;
                 };
-                let port = if chunk > 0 { sent_down[rank][chunk - 1] } else { i64::MIN };
+                let mut port = if chunk > 0 { sent_down[rank][chunk - 1] } else { i64::MIN };
+                if waits && self.parent[parent].is_some() {
+                    port = port.max(sent_up[parent][self.chunks - 1]);
+                }
                 sent_down[rank][chunk] = port.max(has[parent][chunk]) + self.down[rank].0;
                 has[rank][chunk] = sent_down[rank][chunk] + self.down[rank].1;
             }
@@ -170,4 +185,98 @@ pub(crate) fn chain_with_credits(links: &CreditLinks, arrivals: &[i64]) -> Vec<i
     (0..n)
         .map(|p| if p + 1 < n { departed[total - 1][p].max(ready[total - 1][p]) } else { ready[total - 1][p] })
         .collect()
+}
+
+/// Ranks in a line or in a circle as machines that carry out one instruction after the other. Instruction `i` takes message
+/// `i - lag` from the rank before and sends message `i` to the rank after; it starts when that message is there and a slot for
+/// its own is free. Taking a message frees its slot for the sender a credit latency later.
+#[derive(Debug)]
+pub(crate) struct Machines<'a> {
+    pub(crate) is_ring: bool,
+    /// Instructions between sending a message and taking the one of the same number: slices of a ring, 0 in a line.
+    pub(crate) lag: usize,
+    /// Time that message `i` keeps the link of each sender busy.
+    pub(crate) occupancy: Vec<&'a [i64]>,
+    /// Latency of the link into each rank.
+    pub(crate) latency: &'a [i64],
+    /// Slots of a connection and credit latency.
+    pub(crate) credits: Option<(usize, i64)>,
+}
+
+struct Machine {
+    instruction: usize,
+    time: i64,
+    port: i64,
+    inbox: VecDeque<i64>,
+    slots: VecDeque<i64>,
+}
+
+impl Machines<'_> {
+    /// Ends, or `None` if the machines block each other.
+    pub(crate) fn run(&self, arrivals: &[i64]) -> Option<Vec<i64>> {
+        let (n, total) = (arrivals.len(), self.occupancy.len());
+        let slots = self.credits.map_or(total, |(slots, _)| slots);
+        let new = |arrival: &i64| Machine {
+            instruction: 0,
+            time: *arrival,
+            port: *arrival,
+            inbox: VecDeque::new(),
+            slots: std::iter::repeat_n(i64::MIN, slots).collect(),
+        };
+        let mut machines: Vec<_> = arrivals.iter().map(new).collect();
+        while (0..n).any(|p| self.step(&mut machines, p)) {}
+        machines
+            .iter()
+            .all(|machine| machine.instruction == total + self.lag)
+            .then(|| machines.iter().map(|machine| machine.time.max(machine.port)).collect())
+    }
+
+    fn step(&self, machines: &mut [Machine], p: usize) -> bool {
+        let (n, total) = (machines.len(), self.occupancy.len());
+        let machine = &mut machines[p];
+        let i = machine.instruction;
+        let takes = i >= self.lag && (self.is_ring || p > 0);
+        let sends = i < total && (self.is_ring || p + 1 < n);
+        if i == total + self.lag || (takes && machine.inbox.is_empty()) || (sends && machine.slots.is_empty()) {
+            return false;
+        }
+        machine.instruction += 1;
+        if takes {
+            machine.time = machine.time.max(machine.inbox.pop_front().expect("looked at above"));
+        }
+        if sends {
+            machine.time = machine.time.max(machine.slots.pop_front().expect("looked at above"));
+            machine.port = machine.port.max(machine.time) + self.occupancy[i][p];
+        }
+        let (time, port) = (machine.time, machine.port);
+        if takes {
+            let credit = self.credits.map_or(0, |(_, latency)| latency);
+            machines[(p + n - 1) % n].slots.push_back(time + credit);
+        }
+        if sends {
+            let next = (p + 1) % n;
+            machines[next].inbox.push_back(port + self.latency[next]);
+        }
+        true
+    }
+}
+
+/// All-to-all with a message of its own cost for every pair, round by round: in round `k` rank `r` sends to `r + k`.
+pub(crate) fn unequal_all_to_all(costs: &[Vec<i64>], arrivals: &[i64]) -> Vec<i64> {
+    let n = arrivals.len();
+    // When the send port and the receive port of every rank are free.
+    let (mut out, mut into) = (arrivals.to_vec(), arrivals.to_vec());
+    for k in 1..n {
+        let ends: Vec<_> = (0..n).map(|r| out[r].max(into[(r + k) % n]) + costs[r][(r + k) % n]).collect();
+        out.clone_from(&ends);
+        (0..n).for_each(|r| into[(r + k) % n] = ends[r]);
+    }
+    (0..n).map(|r| out[r].max(into[r])).collect()
+}
+
+/// All-to-all whose round `k` starts at a rank when its own round before and that of the rank `k` before it are over.
+pub(crate) fn synchronous_all_to_all(cost: i64, rounds: usize, arrivals: &[i64]) -> Vec<i64> {
+    let n = arrivals.len();
+    (1..=rounds)
+        .fold(arrivals.to_vec(), |now, k| (0..n).map(|r| now[r].max(now[(r + n * rounds - k) % n]) + cost).collect())
 }

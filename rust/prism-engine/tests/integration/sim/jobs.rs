@@ -253,6 +253,13 @@ impl Writer {
     }
 
     fn local(&mut self, local: &Local) {
+        if let Local::Wait { event, .. } | Local::SyncEvent { event } = *local {
+            // A graph has no waits for what was never recorded.
+            let record = OpKind::EventRecord { event: EventId(event) };
+            if !self.ops.iter().any(|op| op.kind == record) {
+                return;
+            }
+        }
         match *local {
             Local::Compute { stream, us } => self.add(stream, compute(SimTime::from_ns(us * 1000))),
             Local::Record { stream, event } => self.add(stream, OpKind::EventRecord { event: EventId(event) }),
