@@ -357,10 +357,12 @@ pub(crate) fn refuse_part(function: &'static str, part: &str) -> Outcome {
     Err(Failure::new(Code::InvalidUsage, text))
 }
 
-/// The same for functions whose first argument is a communicator.
-pub(crate) fn refuse_on_comm(function: &'static str, comm: Handle) -> Outcome {
-    comm::check(comm, function)?;
-    refuse(function)
+/// Answers an export of the table that is refused, with its code. A communicator among the arguments is checked first.
+pub(crate) fn refuse_export(function: &'static str, code: Code, comm: Option<Handle>) -> Outcome {
+    if let Some(comm) = comm {
+        comm::check(comm, function)?;
+    }
+    refuse(function).map_err(|failure| Failure { code, ..failure })
 }
 
 /// Refuses a function that cannot return an error: the text and the line are all it gets.
