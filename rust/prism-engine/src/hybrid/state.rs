@@ -154,6 +154,13 @@ impl State {
             }
             Request::Unsupported { name } => *process.unsupported.entry(name).or_default() += 1,
             Request::Note { count, text } => *process.notes.entry(text).or_default() += count,
+            Request::CommMembers { comm_id, parent, ranks } => {
+                return self.comm_members(rank, comm_id, parent, &ranks);
+            }
+            Request::CommMemory { comm_id } => return self.comm_memory(rank, comm_id),
+            Request::CommEstimate { comm_id, f, root, count } => {
+                return self.comm_estimate(rank, comm_id, f, root, count);
+            }
         }
         Ok(Vec::new())
     }
@@ -193,7 +200,7 @@ impl State {
         Ok([nranks.to_le_bytes(), group_rank.to_le_bytes()].concat())
     }
 
-    fn add_comm(&mut self, rank: u32, comm_id: u32, members: Vec<u32>, origin: CommOrigin) -> Result<(), String> {
+    pub(super) fn add_comm(&mut self, rank: u32, comm_id: u32, members: Vec<u32>, origin: CommOrigin) -> Result<(), String> {
         let process = self.processes.get_mut(&rank).expect("checked by the caller");
         let slot = self.sims[process.sim].live_comm(Rank(rank), &members).map_err(|error| error.to_string())?;
         process.recorded_comms.push(RecordedComm { origin, members });
@@ -266,6 +273,7 @@ impl State {
         }
         if matches!(kind, OpKind::Collective { .. } | OpKind::PointToPoint { .. } | OpKind::Compute { .. }) {
             process.last_op = Some(kind);
+            process.note_use(&kind);
         }
         if let OpKind::Compute { name, .. } = kind
             && self.sims[self.processes[&rank].sim].wants_names()

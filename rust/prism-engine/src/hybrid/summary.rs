@@ -3,7 +3,7 @@
 
 use super::process::{Process, describe};
 use super::state::State;
-use super::{SessionMode, SessionOptions, nccl_memory};
+use super::{SessionMode, SessionOptions};
 use crate::graph::Graph;
 use crate::graph::op::{OpKind, Provenance};
 use crate::ids::Rank;
@@ -255,10 +255,7 @@ fn rank_summary(process: &Process, report: &SimReport, state: &State) -> RankSum
         peak_allocated_bytes: process.memory.allocated_peak_bytes,
         peak_reserved_bytes: process.memory.reserved_peak_bytes,
         peak_device_bytes: process.memory.device_peak_bytes,
-        nccl_buffer_bytes: uses
-            .iter()
-            .map(|comm| nccl_memory::communicator_bytes(comm.members.len(), comm.calls > 0))
-            .sum(),
+        nccl_buffer_bytes: process.nccl_bytes(&state.profile),
         device_time: own.and_then(|own| own.device_time.clone()),
         time_by_provenance: time_by_provenance(own.and_then(|own| own.device_time.as_ref()), process.host_time_ns),
         communicators: communicators.collect(),
