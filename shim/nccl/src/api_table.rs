@@ -75,22 +75,22 @@ macro_rules! api_table {
                 2.28 ncclLLA2ACalcSlots(max_elements: c_int, max_element_bytes: c_int) -> c_int = exports_rest::lla2a_slots;
                 2.30 ncclParamDumpAll() -> () = exports_rest::param_dump_all;
                 2.24 ncclResetDebugInit() -> () = exports_rest::reset_debug_init;
+                2.27 ncclCommShrink(comm: Handle, excluded: *const c_int, num_excluded: c_int, new_comm: *mut Handle, config: *const c_void, flags: c_int) -> c_int = exports_init::shrink;
+                2.29 ncclCommGetUniqueId(comm: Handle, id: *mut RawUniqueId) -> c_int = exports_init::comm_get_unique_id;
+                2.29 ncclCommGrow(comm: Handle, nranks: c_int, id: *const RawUniqueId, rank: c_int, new_comm: *mut Handle, config: *const c_void) -> c_int = exports_init::grow;
+                2.29 ncclCommSuspend(comm: Handle, flags: c_int) -> c_int = exports_rest::suspend;
+                2.29 ncclCommResume(comm: Handle) -> c_int = exports_rest::resume;
+                2.29 ncclCommMemStats(comm: Handle, stat: c_int, value: *mut u64) -> c_int = exports_rest::mem_stats;
+                2.27 ncclCommWindowRegister(comm: Handle, buffer: *mut c_void, bytes: usize, window: *mut *mut c_void, flags: c_int) -> c_int = exports_rest::window_register;
+                2.27 ncclCommWindowDeregister(comm: Handle, window: *mut c_void) -> c_int = exports_rest::window_deregister;
+                2.29 ncclWinGetUserPtr(comm: Handle, window: *mut c_void, pointer: *mut *mut c_void) -> c_int = exports_rest::win_get_user_ptr;
             }
             without_twin {
                 2.28 ncclResetDebugInitInternal() -> () = exports_rest::reset_debug_init;
             }
             refused {
-                2.27 comm ncclCommShrink InvalidUsage;
-                2.29 comm ncclCommGetUniqueId InvalidUsage;
-                2.29 comm ncclCommSuspend InvalidUsage;
-                2.29 comm ncclCommResume InvalidUsage;
-                2.29 comm ncclCommMemStats InvalidUsage;
-                2.27 comm ncclCommWindowRegister InvalidUsage;
-                2.27 comm ncclCommWindowDeregister InvalidUsage;
-                2.29 comm ncclWinGetUserPtr InvalidUsage;
                 2.28 comm ncclDevCommCreate InvalidUsage;
                 2.28 comm ncclDevCommDestroy InvalidUsage;
-                2.29 plain ncclCommGrow InvalidUsage;
                 2.29 plain ncclPutSignal InvalidUsage;
                 2.29 plain ncclSignal InvalidUsage;
                 2.29 plain ncclWaitSignal InvalidUsage;

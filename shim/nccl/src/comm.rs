@@ -5,11 +5,13 @@
 
 use crate::Handle;
 use crate::abi::{Code, CommConfig};
+use crate::channel::Channel;
 use crate::guard::Failure;
 use core::ffi::c_int;
+use prism_wire::control::UNIQUE_ID_BYTES;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Communicators a process can have at a time.
 const MAX_COMMS: usize = 32_768;
@@ -22,6 +24,12 @@ const REVOKED: u32 = 2;
 const FINALIZED: u32 = 4;
 /// Aborted, and the engine does not know yet.
 const ABORTED: u32 = 8;
+/// All members run for real and are connected.
+const CONNECTED: u32 = 16;
+const SUSPENDED: u32 = 32;
+
+/// No outcome of the operation under way yet.
+const NO_OUTCOME: i32 = -1;
 
 /// Value of the multiplier of a user-defined operator, with its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +55,12 @@ struct Extras {
     operators: Vec<Option<PreMul>>,
     /// Handle to (address, bytes).
     registrations: BTreeMap<usize, (usize, usize)>,
+    /// Handle to (address, bytes).
+    windows: BTreeMap<usize, (usize, usize)>,
     next_registration: usize,
+    channel: Option<Arc<Channel>>,
+    /// A unique id for growing was made and not used yet.
+    grow_id: Option<[u8; UNIQUE_ID_BYTES]>,
 }
 
 /// One entry of the table. All zero when never used, so that the table costs no memory until then.
@@ -60,6 +73,8 @@ struct Slot {
     device: AtomicI32,
     flags: AtomicU32,
     async_error: AtomicI32,
+    /// Result of the operation under way on a non-blocking communicator, shown with the next poll.
+    outcome: AtomicI32,
     extras: Mutex<Option<Box<Extras>>>,
 }
 
@@ -72,6 +87,7 @@ static SLOTS: [Slot; MAX_COMMS] = [const {
         device: AtomicI32::new(0),
         flags: AtomicU32::new(0),
         async_error: AtomicI32::new(0),
+        outcome: AtomicI32::new(NO_OUTCOME),
         extras: Mutex::new(None),
     }
 }; MAX_COMMS];
@@ -108,6 +124,15 @@ pub(crate) struct NewComm {
 
 /// Makes a communicator. `register` tells the engine, given the id; its failure leaves no trace, so ids stay dense.
 pub(crate) fn create(register: impl FnOnce(u32) -> Result<NewComm, Failure>) -> Result<Comm, Failure> {
+    create_with(register, Code::Success)
+}
+
+/// Makes a communicator that nobody but [`Comm::settle`] makes usable: its members have to meet first.
+pub(crate) fn create_unsettled(new: NewComm) -> Result<Comm, Failure> {
+    create_with(|_| Ok(new), Code::InProgress)
+}
+
+fn create_with(register: impl FnOnce(u32) -> Result<NewComm, Failure>, state: Code) -> Result<Comm, Failure> {
     let mut free = lock(&FREE);
     let fresh = free.used < MAX_COMMS;
     let Some(index) = (if fresh { Some(free.used) } else { free.returned.front().copied() }) else {
@@ -128,7 +153,8 @@ pub(crate) fn create(register: impl FnOnce(u32) -> Result<NewComm, Failure>) -> 
     slot.rank.store(new.rank, Ordering::Relaxed);
     slot.device.store(new.device, Ordering::Relaxed);
     slot.flags.store(if new.config.blocking { 0 } else { NON_BLOCKING }, Ordering::Relaxed);
-    slot.async_error.store(0, Ordering::Relaxed);
+    slot.async_error.store(state as i32, Ordering::Relaxed);
+    slot.outcome.store(NO_OUTCOME, Ordering::Relaxed);
     *lock(&slot.extras) = None;
     slot.magic.store(MAGIC, Ordering::Release);
     Ok(Comm(slot))
@@ -238,6 +264,10 @@ impl Comm {
     pub(crate) fn close(self) -> bool {
         let is_first = self.end();
         if is_first {
+            // Whom it is connected to notices.
+            if self.has(CONNECTED) {
+                self.extras(|extras| extras.channel = None);
+            }
             let index = (self.handle().addr() - SLOTS.as_ptr().addr()) / size_of::<Slot>();
             lock(&FREE).returned.push_back(index);
         }
@@ -247,21 +277,128 @@ impl Comm {
     /// Ends its life without waiting for anybody; [`take_aborted`] will name it. Its slot is not used again.
     pub(crate) fn abort(self) {
         if self.end() {
+            // Whom it is connected to notices; or, if the lock is taken now, once the call in it comes back.
+            if let Ok(mut extras) = self.0.extras.try_lock() {
+                if let Some(channel) = extras.as_mut().and_then(|extras| extras.channel.take()) {
+                    channel.shut_down();
+                }
+            }
             self.set(ABORTED);
             ANY_ABORTED.store(true, Ordering::Release);
         }
     }
 
-    /// The error a poll gets, without a lock.
+    /// Its state, without a lock. While an operation is under way it is in progress until a poll has seen its end.
+    #[inline]
     pub(crate) fn async_error(self) -> Code {
         Code::from_i32(self.0.async_error.load(Ordering::Acquire))
     }
 
-    /// Keeps `code` for later polls, if that is how this communicator reports errors.
-    pub(crate) fn note_error(self, code: Code) {
+    /// What a poll gets: like [`Self::async_error`], but sees the end of the operation under way.
+    pub(crate) fn poll(self) -> Code {
+        let state = self.async_error();
+        if state != Code::InProgress {
+            return state;
+        }
+        match self.0.outcome.swap(NO_OUTCOME, Ordering::AcqRel) {
+            NO_OUTCOME => state,
+            outcome => {
+                self.0.async_error.store(outcome, Ordering::Release);
+                Code::from_i32(outcome)
+            }
+        }
+    }
+
+    /// Does it return before its operations are done?
+    #[inline]
+    pub(crate) fn is_non_blocking(self) -> bool {
+        self.has(NON_BLOCKING)
+    }
+
+    /// An operation of a non-blocking communicator begins: it is in progress from now on.
+    pub(crate) fn begin(self) {
+        self.0.outcome.store(NO_OUTCOME, Ordering::Relaxed);
+        self.0.async_error.store(Code::InProgress as i32, Ordering::Release);
+    }
+
+    /// The operation has ended; the next poll shows it.
+    pub(crate) fn end_operation(self, code: Code) {
+        self.0.outcome.store(code as i32, Ordering::Release);
+    }
+
+    /// It may be used now, or never.
+    pub(crate) fn settle(self, code: Code) {
         if self.has(NON_BLOCKING) {
+            self.end_operation(code);
+        } else {
             self.0.async_error.store(code as i32, Ordering::Release);
         }
+    }
+
+    /// Keeps `code` for later polls, if that is how this communicator reports errors.
+    pub(crate) fn note_error(self, code: Code) {
+        if self.has(NON_BLOCKING) && self.async_error() == Code::Success {
+            self.0.async_error.store(code as i32, Ordering::Release);
+        }
+    }
+
+    /// Was the life that had this id ended, or all its operations called off?
+    pub(crate) fn is_interrupted_since(self, id: u32) -> bool {
+        !self.is_live() || self.id() != id || self.is_revoked()
+    }
+
+    /// Nothing more can be exchanged: its members are out of step, or one is gone.
+    #[cold]
+    pub(crate) fn break_off(self, id: u32, code: Code) {
+        if self.is_live() && self.id() == id && !self.is_revoked() {
+            self.0.async_error.store(code as i32, Ordering::Release);
+        }
+        // The other members notice; the addresses stay, for a shrink.
+        self.extras(|extras| extras.channel.as_deref().map(Channel::shut_down));
+    }
+
+    /// It may be used at once: its parent said that it was under way.
+    pub(crate) fn make_ready(self) {
+        self.0.async_error.store(Code::Success as i32, Ordering::Release);
+    }
+
+    /// Keeps the connections to its members.
+    pub(crate) fn set_channel(self, channel: Channel) {
+        self.extras(|extras| extras.channel = Some(Arc::new(channel)));
+        self.set(CONNECTED);
+    }
+
+    /// The connections to its members, if all of them run for real.
+    #[inline]
+    pub(crate) fn channel(self) -> Option<Arc<Channel>> {
+        if !self.has(CONNECTED) {
+            return None;
+        }
+        self.extras(|extras| extras.channel.clone())
+    }
+
+    /// Was it suspended?
+    pub(crate) fn is_suspended(self) -> bool {
+        self.has(SUSPENDED)
+    }
+
+    /// Suspends or resumes it.
+    pub(crate) fn set_suspended(self, is_suspended: bool) {
+        if is_suspended {
+            self.set(SUSPENDED);
+        } else {
+            self.0.flags.fetch_and(!SUSPENDED, Ordering::AcqRel);
+        }
+    }
+
+    /// Keeps the id that new members will come with; false if there is one that was not used.
+    pub(crate) fn set_grow_id(self, id: [u8; UNIQUE_ID_BYTES]) -> bool {
+        self.extras(|extras| extras.grow_id.is_none() && extras.grow_id.replace(id).is_none())
+    }
+
+    /// The id that new members come with, which is used up.
+    pub(crate) fn take_grow_id(self) -> Option<[u8; UNIQUE_ID_BYTES]> {
+        self.extras(|extras| extras.grow_id.take())
     }
 
     fn extras<T>(self, use_them: impl FnOnce(&mut Extras) -> T) -> T {
@@ -312,6 +449,25 @@ impl Comm {
             extras.registrations.insert(extras.next_registration, (address, bytes));
             extras.next_registration
         })
+    }
+
+    /// Makes a window of a buffer; its handle.
+    pub(crate) fn add_window(self, address: usize, bytes: usize) -> usize {
+        self.extras(|extras| {
+            extras.next_registration += 1;
+            extras.windows.insert(extras.next_registration, (address, bytes));
+            extras.next_registration
+        })
+    }
+
+    /// Removes a window; false if there is none.
+    pub(crate) fn remove_window(self, handle: usize) -> bool {
+        self.extras(|extras| extras.windows.remove(&handle).is_some())
+    }
+
+    /// Address of the buffer behind a window.
+    pub(crate) fn window(self, handle: usize) -> Option<usize> {
+        self.extras(|extras| extras.windows.get(&handle).map(|(address, _)| *address))
     }
 
     /// Removes a registration; false if there is none.

@@ -20,8 +20,12 @@
 mod api_table;
 
 mod abi;
+mod arith;
+mod channel;
+mod collective;
 mod comm;
 mod config;
+mod exchange;
 mod exports;
 mod exports_init;
 mod exports_rest;
@@ -29,6 +33,7 @@ mod floats;
 mod group;
 mod guard;
 mod host;
+mod life;
 mod notes;
 mod ops;
 mod session;
