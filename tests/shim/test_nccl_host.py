@@ -1,0 +1,113 @@
+"""The NCCL stand-in on the host device: processes that exchange real data (``nccl_host.py`` has the programs)."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import nccl_support
+import pytest
+
+_native = pytest.importorskip("prism_core._native", reason="the engine's binding is not built")
+
+PROGRAM = Path(__file__).with_name("nccl_host.py")
+#: Only a hang takes so long.
+HANG_S = 240.0
+
+
+@contextmanager
+def session(live: int, world: int) -> Iterator[tuple[Any, dict[str, str]]]:
+    """An engine with ranks ``0..live`` of ``world`` on the host device, and the environment of its processes."""
+    profile = _native.profile_toml("h100-sxm")
+    options = {"mode": "collect", "world_size": world, "live": list(range(live)), "profile": profile}
+    engine = _native.Session(json.dumps(options))
+    with tempfile.TemporaryDirectory(prefix="prism-") as folder:
+        socket = engine.listen(os.path.join(folder, "s"))
+        yield engine, nccl_support.environment(
+            PRISM_SESSION=socket,
+            PRISM_WORLD_SIZE=str(world),
+            PRISM_DEVICE="host",
+            NCCL_UNDER_TEST=str(nccl_support.shim()),
+            OMP_NUM_THREADS="1",
+        )
+
+
+def unique_id() -> str:
+    """One that no other run has."""
+
+    class UniqueId(ctypes.Structure):
+        _fields_ = [("internal", ctypes.c_uint8 * 128)]
+
+    identifier = UniqueId()
+    assert ctypes.CDLL(str(nccl_support.shim())).ncclGetUniqueId(ctypes.byref(identifier)) == 0
+    return bytes(identifier).hex()
+
+
+def run(case: str, ranks: int, tmp_path: Path, world: int | None = None) -> dict[str, Any]:
+    """Runs a program on so many ranks; the engine's summary."""
+    with session(ranks, world or ranks) as (engine, environment):
+        identifier = unique_id()
+        command = [sys.executable, str(PROGRAM), case]
+        pipe = subprocess.PIPE
+        processes = [
+            subprocess.Popen(
+                [*command, str(rank), str(ranks), identifier, str(tmp_path)],
+                env=environment | {"PRISM_RANK": str(rank)},
+                stdout=pipe,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(ranks)
+        ]
+        try:
+            outputs = [process.communicate(timeout=HANG_S)[0] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        assert [output.splitlines()[-1:] for output in outputs] == [["done"]] * ranks, "\n".join(outputs)
+        assert [process.returncode for process in processes] == [0] * ranks
+        summary: dict[str, Any] = json.loads(engine.finish())
+        return summary
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_collectives_are_numpys_in_every_type(ranks: int, tmp_path: Path) -> None:
+    summary = run("collectives", ranks, tmp_path)
+    assert summary["failed"] is None
+
+
+@pytest.mark.parametrize(
+    ("case", "ranks"),
+    [
+        ("large", 3),
+        ("premul", 2),
+        ("uneven_all_to_all", 2),
+        ("messages", 3),
+        ("groups", 4),
+        ("split", 8),
+        ("non_blocking", 4),
+        ("membership", 4),
+        ("watchdog", 2),
+        ("mismatch", 2),
+        ("fork", 2),
+        ("alone", 2),
+        ("memory", 2),
+        ("far_offsets", 2),
+    ],
+)
+def test_program(case: str, ranks: int, tmp_path: Path) -> None:
+    run(case, ranks, tmp_path)
+
+
+def test_a_part_of_the_world_may_communicate_for_real(tmp_path: Path) -> None:
+    """Two of 64 ranks run; a communicator of the two is theirs, and the engine knows its members."""
+    summary = run("messages", 2, tmp_path, world=64)
+    assert [comm["members"] for comm in summary["ranks"][0]["communicators"]] == [[0, 1]]
