@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,12 @@ def table() -> dict[str, tuple[str, str]]:
         elif row:
             functions[row[2]] = (row[1], behaviour)
     return functions
+
+
+def edge_answers(environment: dict[str, str]) -> dict[str, str]:
+    """What ``edge.py`` gets from the stand-in, by case."""
+    script = shared("edge.py")
+    command = [sys.executable, str(script), str(shim())]
+    run = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    answers: dict[str, str] = json.loads(run.stdout)
+    return answers

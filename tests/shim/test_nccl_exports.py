@@ -13,6 +13,7 @@ from pathlib import Path
 import nccl_support
 import pytest
 
+
 def test_soname_is_nccls() -> None:
     dynamic = subprocess.run(["readelf", "-d", str(nccl_support.shim())], check=True, capture_output=True, text=True)
     assert "Library soname: [libnccl.so.2]" in dynamic.stdout
@@ -90,7 +91,7 @@ DELIBERATE = {
 @pytest.mark.parametrize("version", ["2.19.3", "2.27.7", "2.30.7", "2.32.3"])
 def test_answers_like_nccl_without_a_gpu(version: str) -> None:
     wanted = json.loads(nccl_support.shared(f"edge_cu12-{version}.json").read_text())
-    answers = edge_answers(nccl_support.environment(PRISM_NCCL_VERSION=version))
+    answers = nccl_support.edge_answers(nccl_support.environment(PRISM_NCCL_VERSION=version))
     # How many bytes of a unique id are not zero depends on the address of the machine that NCCL ran on.
     code, nonzero_bytes = ast.literal_eval(answers.pop("uid"))
     assert code == ast.literal_eval(wanted.pop("uid"))[0]
@@ -98,15 +99,6 @@ def test_answers_like_nccl_without_a_gpu(version: str) -> None:
     different = {name: answers[name] for name in wanted if answers[name] != wanted[name]}
     assert answers.keys() == wanted.keys()
     assert different == {case: ours for (since, case), ours in DELIBERATE.items() if since == version}
-
-
-def edge_answers(environment: dict[str, str]) -> dict[str, str]:
-    """What ``edge.py`` gets from the stand-in, by case."""
-    script = nccl_support.shared("edge.py")
-    command = [sys.executable, str(script), str(nccl_support.shim())]
-    run = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    answers: dict[str, str] = json.loads(run.stdout)
-    return answers
 
 
 def version_in(**changes: str) -> tuple[int, str]:

@@ -367,11 +367,7 @@ impl Client {
         Err(Disconnected)
     }
 
-    fn wait_for_reply(
-        &self,
-        slot: &ReplySlot,
-        is_cancelled: &dyn Fn() -> bool,
-    ) -> Result<Option<Reply>, Disconnected> {
+    fn wait_for_reply(&self, slot: &ReplySlot, is_cancelled: &dyn Fn() -> bool) -> Result<Option<Reply>, Disconnected> {
         let mut reply = None;
         let mut answered = || {
             reply = slot.take();

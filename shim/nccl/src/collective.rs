@@ -98,14 +98,14 @@ impl Collective {
         })
     }
 
-    fn all_reduce(&mut self) -> Option<Stage> {
+    fn all_reduce(&mut self) -> Stage {
         let (count, size, nranks) = (self.payload.count as usize, self.element(), self.payload.nranks as usize);
         let (send, recv, tag, rank) = (self.payload.send, self.payload.recv, self.tag(), self.payload.rank as usize);
         if count * size <= SMALL_BYTES {
             self.is_over = true;
             let mut stage = Stage::default();
             self.peers().for_each(|peer| stage.send(peer, tag, send, count * size));
-            return Some(self.fold_stage(stage, send, recv, count));
+            return self.fold_stage(stage, send, recv, count);
         }
         let piece = (count - self.at).min((PIECE_BYTES / size).max(nranks));
         // The part of the piece that a member reduces: from, length.
@@ -124,18 +124,18 @@ impl Collective {
             self.is_gathering = false;
             self.at += piece;
             self.is_over = self.at == count;
-            return Some(stage);
+            return stage;
         }
         for peer in self.peers() {
             let (at, count) = part(peer);
             stage.send(peer, tag, send + at, count * size);
         }
         self.is_gathering = true;
-        Some(self.fold_stage(stage, send + own, recv + own, own_count))
+        self.fold_stage(stage, send + own, recv + own, own_count)
     }
 
     /// Everybody's part goes to the member it is for; each folds its own.
-    fn reduce_scatter(&mut self) -> Option<Stage> {
+    fn reduce_scatter(&mut self) -> Stage {
         let (count, size) = (self.payload.count as usize, self.element());
         let piece = (count - self.at).min((PIECE_BYTES / size / self.payload.nranks as usize).max(1));
         let (tag, offset) = (self.tag(), self.at * size);
@@ -145,10 +145,10 @@ impl Collective {
         let own = part(self.payload.rank as usize);
         self.at += piece;
         self.is_over = self.at == count;
-        Some(self.fold_stage(stage, own, self.payload.recv + offset, piece))
+        self.fold_stage(stage, own, self.payload.recv + offset, piece)
     }
 
-    fn reduce(&mut self) -> Option<Stage> {
+    fn reduce(&mut self) -> Stage {
         let (count, size) = (self.payload.count as usize, self.element());
         let piece = (count - self.at).min((PIECE_BYTES / size / self.payload.nranks as usize).max(1));
         let (tag, offset) = (self.tag(), self.at * size);
@@ -157,14 +157,14 @@ impl Collective {
         self.is_over = self.at == count;
         if self.payload.is_root {
             let (own, into) = (self.payload.send + offset, self.payload.recv + offset);
-            return Some(self.fold_stage(stage, own, into, piece));
+            return self.fold_stage(stage, own, into, piece);
         }
         stage.send(self.payload.root as usize, tag, self.payload.send + offset, piece * size);
-        Some(stage)
+        stage
     }
 
     /// Collectives that only move bytes.
-    fn moves(&mut self) -> Option<Stage> {
+    fn moves(&mut self) -> Stage {
         self.is_over = true;
         let payload = &self.payload;
         let (send, recv, tag) = (payload.send, payload.recv, self.tag());
@@ -203,8 +203,8 @@ impl Collective {
             _ => stage.receive(root, tag, recv, one),
         }
         match own {
-            Some((from, to)) if from != to => Some(stage.then(move || copy(from, to, one))),
-            _ => Some(stage),
+            Some((from, to)) if from != to => stage.then(move || copy(from, to, one)),
+            _ => stage,
         }
     }
 }
@@ -214,12 +214,12 @@ impl Work for Collective {
         if self.is_over {
             return None;
         }
-        match self.payload.kind {
+        Some(match self.payload.kind {
             CollectiveKind::AllReduce => self.all_reduce(),
             CollectiveKind::ReduceScatter => self.reduce_scatter(),
             CollectiveKind::Reduce => self.reduce(),
             _ => self.moves(),
-        }
+        })
     }
 }
 

@@ -278,10 +278,10 @@ impl Comm {
     pub(crate) fn abort(self) {
         if self.end() {
             // Whom it is connected to notices; or, if the lock is taken now, once the call in it comes back.
-            if let Ok(mut extras) = self.0.extras.try_lock() {
-                if let Some(channel) = extras.as_mut().and_then(|extras| extras.channel.take()) {
-                    channel.shut_down();
-                }
+            if let Ok(mut extras) = self.0.extras.try_lock()
+                && let Some(channel) = extras.as_mut().and_then(|extras| extras.channel.take())
+            {
+                channel.shut_down();
             }
             self.set(ABORTED);
             ANY_ABORTED.store(true, Ordering::Release);

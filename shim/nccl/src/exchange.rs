@@ -339,7 +339,9 @@ fn drive(jobs: &mut [Job]) -> Outcome {
         }
         if !has_moved {
             waits.clear();
-            jobs.iter().for_each(|job| job.waits(&mut waits));
+            for job in jobs.iter() {
+                job.waits(&mut waits);
+            }
             // SAFETY: a list of its own length.
             unsafe { libc::poll(waits.as_mut_ptr(), waits.len() as libc::nfds_t, LOOK.as_millis() as i32) };
         }

@@ -104,7 +104,7 @@ pub(crate) fn push_destroyed(comm: Comm) -> bool {
 
 /// Closes the group; the outermost end launches its operations.
 pub(crate) fn end() -> Outcome {
-    close(|operations, room| launch_all(operations, room))
+    close(launch_all)
 }
 
 /// Closes the group; the outermost end runs `check`, launches nothing, and answers how long the last collective would take,
@@ -165,7 +165,7 @@ fn meet(mut meetings: Vec<Meeting>) -> Outcome {
         let join = |other: std::thread::ScopedJoinHandle<'_, Outcome>| {
             other.join().unwrap_or_else(|_| Err(Failure::new(Code::InternalError, "a communicator's thread panicked")))
         };
-        others.into_iter().map(join).fold(result, |result, other| result.and(other))
+        others.into_iter().map(join).fold(result, Outcome::and)
     })
 }
 
@@ -227,11 +227,15 @@ fn finish(session: &'static Session, operations: Vec<Pending>) -> Outcome {
     }
     let mut comms: Vec<Comm> = operations.iter().map(|operation| operation.comm).collect();
     comms.dedup_by_key(|comm| comm.id());
-    comms.iter().for_each(|comm| comm.begin());
+    for comm in &comms {
+        comm.begin();
+    }
     let work = move || {
         let result = finish_now(session, &operations);
         let code = result.as_ref().map_or_else(|failure| failure.code, |()| Code::Success);
-        comms.iter().for_each(|comm| comm.end_operation(code));
+        for comm in &comms {
+            comm.end_operation(code);
+        }
         result
     };
     in_background(session.is_host(), work)

@@ -200,7 +200,13 @@ impl State {
         Ok([nranks.to_le_bytes(), group_rank.to_le_bytes()].concat())
     }
 
-    pub(super) fn add_comm(&mut self, rank: u32, comm_id: u32, members: Vec<u32>, origin: CommOrigin) -> Result<(), String> {
+    pub(super) fn add_comm(
+        &mut self,
+        rank: u32,
+        comm_id: u32,
+        members: Vec<u32>,
+        origin: CommOrigin,
+    ) -> Result<(), String> {
         let process = self.processes.get_mut(&rank).expect("checked by the caller");
         let slot = self.sims[process.sim].live_comm(Rank(rank), &members).map_err(|error| error.to_string())?;
         process.recorded_comms.push(RecordedComm { origin, members });

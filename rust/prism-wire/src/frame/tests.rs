@@ -53,8 +53,12 @@ fn any_request() -> impl Strategy<Value = Request> {
         (any::<[u32; 2]>(), proptest::collection::vec(any::<u32>(), 0..100))
             .prop_map(|([comm_id, parent], ranks)| Request::CommMembers { comm_id, parent, ranks }),
         any::<u32>().prop_map(|comm_id| Request::CommMemory { comm_id }),
-        (any::<[u32; 3]>(), any::<u64>())
-            .prop_map(|([comm_id, f, root], count)| Request::CommEstimate { comm_id, f, root, count }),
+        (any::<[u32; 3]>(), any::<u64>()).prop_map(|([comm_id, f, root], count)| Request::CommEstimate {
+            comm_id,
+            f,
+            root,
+            count
+        }),
     ]
 }
 
