@@ -1,7 +1,6 @@
 """A program on the host device: ``python nccl_host.py CASE RANK RANKS UNIQUE_ID [FOLDER]``, one process per rank.
 
-Plain pointers to numpy arrays, the NULL stream. Every ``case_`` function is a program, which prints ``done`` when all is
-well.
+Plain pointers to numpy arrays, the NULL stream. Every ``case_`` function is a program; it prints ``done`` at its end.
 """
 
 from __future__ import annotations

@@ -51,7 +51,8 @@ static int test_append(const Record *record, int64_t cost_ns) {
     while (prism_test_ring_is_full) prism_test_num_waiting = 1;
     if (prism_test_engine_is_dead) return -1;
     prism_test_clock_ns += cost_ns;
-    Record *slot = &prism_test_records[prism_test_num_records++ % MAX_RECORDS];
+    unsigned number = __atomic_fetch_add(&prism_test_num_records, 1, __ATOMIC_RELAXED);
+    Record *slot = &prism_test_records[number % MAX_RECORDS];
     *slot = *record;
     slot->host_ns = prism_test_clock_ns;
     return 0;
