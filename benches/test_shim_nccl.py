@@ -127,7 +127,7 @@ def test_group_of_64_sends(benchmark: Any, loops: ctypes.CDLL) -> None:
 
 
 def test_eight_threads_with_eight_communicators(benchmark: Any, loops: ctypes.CDLL) -> None:
-    """CPU time of a call while eight threads call. The session owner of this benchmark has one counter for all of them."""
+    """CPU time of a call while eight threads call; the session owner of this benchmark has one counter for all."""
     sent = ctypes.c_uint.in_dll(loops, "prism_test_num_records")
     before, calls = sent.value, CALLS // 8
     assert loops.bench_threads(10, 32 << 20) == 0
@@ -182,7 +182,7 @@ print(one - before, (all - one) / many, times[len(times) // 2])
 
 
 def test_memory_and_synchronous_call(benchmark: Any) -> None:
-    """Host device, communicators of 8,192 ranks: memory of the library (goals: 4 MiB, and 64 KiB for each communicator).
+    """Host device, communicators of 8,192 ranks: memory of the library (goals: 4 MiB, and 64 KiB a communicator).
 
     And a call that returns when it is done (goal on free cores: 15 us), through Python's ctypes, which adds about one.
     """

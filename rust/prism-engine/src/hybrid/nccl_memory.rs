@@ -158,7 +158,9 @@ mod tests {
 
     fn bytes(members: &[u32], group_rank: u32, ops: &[OpKind]) -> u64 {
         let mut uses = Uses::default();
-        ops.iter().for_each(|op| uses.add(op, members.len(), group_rank));
+        for op in ops {
+            uses.add(op, members.len(), group_rank);
+        }
         communicator_bytes(members, group_rank, &uses, &profile())
     }
 
