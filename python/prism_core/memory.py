@@ -55,8 +55,9 @@ def device_memory(
 ) -> DeviceMemory:
     """Memory of a rank that is in communicators of these sizes.
 
-    `table` has the bytes that a communicator costs by its number of ranks, as measured on the target machine. Without it
-    `modelled_bytes` counts, if there is such a number. A communicator of a single rank is not free: only a table knows it.
+    `table` has the bytes that a communicator costs by its number of ranks, as measured on the target machine. Without
+    it `modelled_bytes` counts, if there is such a number. A communicator of a single rank is not free: only a table
+    knows it.
     """
     if table is not None:
         missing = sorted({size for size in communicator_sizes if size not in table})
