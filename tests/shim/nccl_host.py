@@ -662,6 +662,40 @@ def case_alone(rank: int, n: int, identifier: UniqueId) -> None:
     ok(nccl.ncclCommDestroy(comm))
 
 
+def case_cffi(rank: int, n: int, identifier: UniqueId) -> None:
+    """A client that uses no ctypes; the linker's twin names too."""
+    import cffi
+
+    ffi = cffi.FFI()
+    ffi.cdef(
+        "typedef struct { char internal[128]; } ncclUniqueId; typedef void *comm;"
+        "int pncclCommInitRank(comm *, int, ncclUniqueId, int); int ncclCommDestroy(comm);"
+        "int ncclAllReduce(const void *, void *, size_t, int, int, comm, void *);"
+    )
+    library: Any = ffi.dlopen(os.environ["NCCL_UNDER_TEST"])
+    own, comm = ffi.new("ncclUniqueId *"), ffi.new("comm *")
+    ffi.memmove(own.internal, bytes(identifier), 128)
+    assert library.pncclCommInitRank(comm, n, own[0], rank) == SUCCESS
+    values = ffi.new("double[3]", [rank, 1.5, -rank])
+    assert library.ncclAllReduce(values, values, 3, F64, SUM, comm[0], ffi.NULL) == SUCCESS
+    total = sum(range(n))
+    assert list(values) == [total, 1.5 * n, -total]
+    assert library.ncclCommDestroy(comm[0]) == SUCCESS
+
+
+def case_lost(rank: int, n: int, identifier: UniqueId) -> None:
+    """A process that dies is a remote error of those that wait for it, not a hang."""
+    comm = init(n, identifier, rank)
+    if rank == n - 1:
+        print("done", flush=True)
+        os._exit(0)
+    value = np.zeros(1 << 20, np.float32)
+    code = nccl.ncclAllReduce(pointer(value), pointer(value), value.size, F32, SUM, comm, None)
+    assert code == REMOTE, code
+    assert f"rank {n - 1}" in nccl.ncclGetLastError(None).decode() or n > 2
+    ok(nccl.ncclCommAbort(comm))
+
+
 class SimInfo(ctypes.Structure):
     _fields_ = [("size", size), ("magic", ctypes.c_uint), ("version", ctypes.c_uint), ("time", ctypes.c_float)]
 

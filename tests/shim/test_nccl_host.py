@@ -103,6 +103,8 @@ def test_collectives_are_numpys_in_every_type(ranks: int, tmp_path: Path) -> Non
         ("fork", 2),
         ("alone", 2),
         ("memory", 2),
+        ("lost", 2),
+        ("cffi", 3),
         pytest.param("far_offsets", 2, marks=pytest.mark.slow),
     ],
 )
@@ -140,3 +142,44 @@ def test_answers_like_nccl_where_no_device_is_needed(version: str) -> None:
     # How many bytes of a unique id are not zero depends on the machine.
     assert ast.literal_eval(answers.pop("uid"))[0] == ast.literal_eval(wanted.pop("uid"))[0] == 0
     assert answers == wanted
+
+
+#: Every rank knows the unique id; ranks come from the environment, as under torchrun or mpirun.
+CLIENT = """
+import ctypes, os
+
+class UniqueId(ctypes.Structure):
+    _fields_ = [("internal", ctypes.c_uint8 * 128)]
+
+rank, ranks, address = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), ctypes.c_void_p
+nccl = ctypes.CDLL("libnccl.so.2")
+nccl.ncclCommInitRank.argtypes = [address, ctypes.c_int, UniqueId, ctypes.c_int]
+nccl.ncclAllReduce.argtypes = [address, address, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, address, address]
+comm, value = address(), ctypes.c_double(rank + 1)
+assert nccl.ncclCommInitRank(ctypes.byref(comm), ranks, UniqueId((7,)), rank) == 0
+for _ in range(2):
+    assert nccl.ncclAllReduce(ctypes.byref(value), ctypes.byref(value), 1, 8, 0, comm, None) == 0
+print("value", value.value)
+"""
+
+
+def test_programs_without_cuda_run_from_the_command_line(tmp_path: Path) -> None:
+    pytest.importorskip("typer")
+    from prism_core.environment import SHIM_FOLDER
+
+    if not (SHIM_FOLDER / "libprism_nccl.so").exists():
+        pytest.skip("the shims are not built in place")
+    (tmp_path / "client.py").write_text(CLIENT)
+    program = ["--", sys.executable, "client.py"]
+
+    def prism(*arguments: str) -> str:
+        command = [sys.executable, "-m", "prism_core.cli", *arguments, *program]
+        run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S)
+        assert run.returncode == 0, run.stdout + run.stderr
+        return run.stdout + run.stderr
+
+    prism("collect", "--world-size=4", "--device=host", "--ranks=all", "--output=job.prism")
+    # All four run: 1 + 2 + 3 + 4, and four times that. Rank 1 alone: what it has, four times, twice.
+    assert prism("emulate", "job.prism", "--sandbox=0-3", "--output=all").count("value 40.0") == 4
+    alone = prism("emulate", "job.prism", "--sandbox=1", "--output=one")
+    assert "value 32.0" in alone and "payload mirrored" in alone
