@@ -178,6 +178,7 @@ def _rank_rows(rank: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     memory = device_memory(rank["peak_reserved_bytes"], sizes, modelled_bytes=rank["nccl_buffer_bytes"])
     for what, text in memory.lines():
         yield f"{name} memory, {what}", text
+    yield f"{name} NCCL init", f"{_seconds(rank['nccl_init_ns'])} modelled, in no iteration time"
     shares = ", ".join(f"{kind} {share}" for kind, share in _share_lines(rank["time_by_provenance"]))
     yield f"{name} time", shares or "none"
     for comm in rank["communicators"]:

@@ -25,7 +25,7 @@ impl State {
         if members.iter().collect::<BTreeSet<_>>().len() != members.len() || !members.contains(&rank) {
             return Err(format!("rank {rank} makes a communicator of {members:?}: a rank is missing or there twice"));
         }
-        self.add_comm(rank, comm_id, members, CommOrigin::Explicit)?;
+        self.add_comm(rank, comm_id, members, CommOrigin::Explicit, parent == 0)?;
         Ok(Vec::new())
     }
 

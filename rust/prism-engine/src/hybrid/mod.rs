@@ -7,6 +7,7 @@
 mod comms;
 mod helper;
 pub mod identity;
+mod nccl_init;
 mod nccl_memory;
 mod process;
 mod recorder;

@@ -8,6 +8,7 @@ use crate::graph::op::OpKind;
 use crate::ids::{NameId, SlotId};
 use crate::profile::Profile;
 use crate::slice::recording::{CommOrigin, ProcessGroup, RankRecording, RecordedComm};
+use crate::units::SimTime;
 use indexmap::IndexSet;
 use prism_wire::control::UNIQUE_ID_BYTES;
 use prism_wire::server::ReplyWriter;
@@ -65,6 +66,8 @@ pub(crate) struct Process {
     pub(crate) pending: BTreeMap<u64, Pending>,
     pub(crate) comms: BTreeMap<u32, SlotId>,
     pub(crate) recorded_comms: Vec<RecordedComm>,
+    /// Modelled time to make its communicators, which takes none here.
+    pub(crate) nccl_init: SimTime,
     /// What its communicators were used for.
     pub(crate) comm_uses: BTreeMap<SlotId, Uses>,
     pub(crate) groups: Vec<ProcessGroup>,
@@ -94,6 +97,7 @@ impl Process {
             pending: BTreeMap::new(),
             comms: BTreeMap::new(),
             recorded_comms: Vec::new(),
+            nccl_init: SimTime::ZERO,
             comm_uses: BTreeMap::new(),
             groups: Vec::new(),
             wire_names: BTreeMap::new(),
