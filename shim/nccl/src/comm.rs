@@ -28,8 +28,8 @@ const ABORTED: u32 = 8;
 const CONNECTED: u32 = 16;
 const SUSPENDED: u32 = 32;
 
-/// No outcome of the operation under way yet.
-const NO_OUTCOME: i32 = -1;
+/// No outcome of the operation under way yet; else its code plus one, so that an unused slot is all zero.
+const NO_OUTCOME: i32 = 0;
 
 /// Value of the multiplier of a user-defined operator, with its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -303,8 +303,9 @@ impl Comm {
         match self.0.outcome.swap(NO_OUTCOME, Ordering::AcqRel) {
             NO_OUTCOME => state,
             outcome => {
-                self.0.async_error.store(outcome, Ordering::Release);
-                Code::from_i32(outcome)
+                let code = Code::from_i32(outcome - 1);
+                self.0.async_error.store(code as i32, Ordering::Release);
+                code
             }
         }
     }
@@ -323,7 +324,7 @@ impl Comm {
 
     /// The operation has ended; the next poll shows it.
     pub(crate) fn end_operation(self, code: Code) {
-        self.0.outcome.store(code as i32, Ordering::Release);
+        self.0.outcome.store(code as i32 + 1, Ordering::Release);
     }
 
     /// It may be used now, or never.
