@@ -78,6 +78,8 @@ struct Slot {
     extras: Mutex<Option<Box<Extras>>>,
 }
 
+const _: () = assert!(size_of::<Slot>() == 128);
+
 static SLOTS: [Slot; MAX_COMMS] = [const {
     Slot {
         magic: AtomicU64::new(0),
@@ -114,6 +116,26 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Clone, Copy)]
 pub(crate) struct Comm(&'static Slot);
 
+/// An operation of a non-blocking communicator that has begun.
+#[derive(Clone, Copy)]
+pub(crate) struct Underway {
+    comm: Comm,
+    id: u32,
+}
+
+impl Underway {
+    /// The operation has ended; the next poll shows it. Nothing, if the communicator was ended before.
+    pub(crate) fn end(self, code: Code) {
+        if self.is_of_this_life() {
+            self.comm.0.outcome.store(code as i32 + 1, Ordering::Release);
+        }
+    }
+
+    fn is_of_this_life(self) -> bool {
+        self.comm.is_live() && self.comm.id() == self.id
+    }
+}
+
 /// The facts of a communicator to be made.
 pub(crate) struct NewComm {
     pub(crate) nranks: i32,
@@ -128,8 +150,9 @@ pub(crate) fn create(register: impl FnOnce(u32) -> Result<NewComm, Failure>) -> 
 }
 
 /// Makes a communicator that nobody but [`Comm::settle`] makes usable: its members have to meet first.
-pub(crate) fn create_unsettled(new: NewComm) -> Result<Comm, Failure> {
-    create_with(|_| Ok(new), Code::InProgress)
+pub(crate) fn create_unsettled(new: NewComm) -> Result<(Comm, Underway), Failure> {
+    let comm = create_with(|_| Ok(new), Code::InProgress)?;
+    Ok((comm, Underway { comm, id: comm.id() }))
 }
 
 fn create_with(register: impl FnOnce(u32) -> Result<NewComm, Failure>, state: Code) -> Result<Comm, Failure> {
@@ -317,21 +340,17 @@ impl Comm {
     }
 
     /// An operation of a non-blocking communicator begins: it is in progress from now on.
-    pub(crate) fn begin(self) {
+    pub(crate) fn begin(self) -> Underway {
         self.0.outcome.store(NO_OUTCOME, Ordering::Relaxed);
         self.0.async_error.store(Code::InProgress as i32, Ordering::Release);
+        Underway { comm: self, id: self.id() }
     }
 
-    /// The operation has ended; the next poll shows it.
-    pub(crate) fn end_operation(self, code: Code) {
-        self.0.outcome.store(code as i32 + 1, Ordering::Release);
-    }
-
-    /// It may be used now, or never.
-    pub(crate) fn settle(self, code: Code) {
+    /// A communicator of [`create_unsettled`] may be used now, or never.
+    pub(crate) fn settle(self, underway: Underway, code: Code) {
         if self.has(NON_BLOCKING) {
-            self.end_operation(code);
-        } else {
+            underway.end(code);
+        } else if underway.is_of_this_life() {
             self.0.async_error.store(code as i32, Ordering::Release);
         }
     }
@@ -487,6 +506,21 @@ mod tests {
 
     fn new(nranks: i32) -> Comm {
         create(|_| Ok(NewComm { nranks, rank: 0, device: 0, config: CommConfig::DEFAULT })).unwrap()
+    }
+
+    #[test]
+    fn an_end_that_comes_late_is_not_that_of_the_next_life() {
+        let comm = new(2);
+        let underway = comm.begin();
+        assert_eq!(comm.poll(), Code::InProgress);
+        underway.end(Code::Success);
+        assert_eq!((comm.async_error(), comm.poll()), (Code::InProgress, Code::Success));
+        let late = comm.begin();
+        assert!(comm.close());
+        late.end(Code::RemoteError);
+        assert_eq!(comm.0.outcome.load(Ordering::Relaxed), NO_OUTCOME);
+        // What was never used costs no memory: the whole table starts as zeroes.
+        assert_eq!(SLOTS[MAX_COMMS - 1].outcome.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -227,14 +227,12 @@ fn finish(session: &'static Session, operations: Vec<Pending>) -> Outcome {
     }
     let mut comms: Vec<Comm> = operations.iter().map(|operation| operation.comm).collect();
     comms.dedup_by_key(|comm| comm.id());
-    for comm in &comms {
-        comm.begin();
-    }
+    let underway: Vec<_> = comms.iter().map(|comm| comm.begin()).collect();
     let work = move || {
         let result = finish_now(session, &operations);
         let code = result.as_ref().map_or_else(|failure| failure.code, |()| Code::Success);
-        for comm in &comms {
-            comm.end_operation(code);
+        for operation in &underway {
+            operation.end(code);
         }
         result
     };

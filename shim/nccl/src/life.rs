@@ -43,8 +43,7 @@ pub(crate) fn begun(comm: Comm) -> Outcome {
     if !comm.is_non_blocking() {
         return Ok(());
     }
-    comm.begin();
-    comm.end_operation(Code::Success);
+    comm.begin().end(Code::Success);
     Err(Failure::again(Code::InProgress))
 }
 
@@ -94,7 +93,7 @@ fn found(
     join: impl FnOnce(Comm) -> Result<Channel, Failure> + Send + 'static,
 ) -> Outcome {
     let is_blocking = new.config.blocking;
-    let comm = comm::create_unsettled(new)?;
+    let (comm, underway) = comm::create_unsettled(new)?;
     // Others may abort it from now on.
     target.set(Some(comm));
     meet(is_blocking, move || {
@@ -105,7 +104,7 @@ fn found(
             Ok(())
         });
         let code = founded.as_ref().map_or_else(|failure| failure.code, |()| Code::Success);
-        comm.settle(code);
+        comm.settle(underway, code);
         if founded.is_err() && is_blocking {
             target.set(None);
             comm.close();
@@ -145,15 +144,12 @@ pub(crate) fn split(parent: Comm, color: i32, key: i32, config: CommConfig, targ
         return begun(parent);
     };
     let step = parents.child_key(b"split");
-    let is_blocking = !parent.is_non_blocking();
-    if !is_blocking {
-        parent.begin();
-    }
-    meet(is_blocking, move || {
+    let underway = parent.is_non_blocking().then(|| parent.begin());
+    meet(underway.is_none(), move || {
         let child = split_by_meeting(session, (parent, &parents), (color, key), step, config);
         let made = child.map(|child| target.set(child));
-        if !is_blocking {
-            parent.end_operation(made.as_ref().map_or_else(|failure| failure.code, |()| Code::Success));
+        if let Some(underway) = underway {
+            underway.end(made.as_ref().map_or_else(|failure| failure.code, |()| Code::Success));
         }
         made
     })
@@ -211,7 +207,7 @@ fn child_of(
     let rank = new.rank as usize;
     let addresses: Option<Vec<_>> = ranks.iter().map(|rank| parents.address(*rank as usize)).collect();
     let addresses = addresses.ok_or_else(|| Failure::new(Code::InternalError, "a member has no address"))?;
-    let child = comm::create_unsettled(new)?;
+    let (child, _) = comm::create_unsettled(new)?;
     let made = channel::connect(child, key, addresses, rank).and_then(|channel| {
         let ranks = ranks.to_vec();
         session.control(&Request::CommMembers { comm_id: child.id(), parent: parent.id(), ranks })?;
@@ -291,15 +287,12 @@ pub(crate) fn shrink(parent: Comm, excluded: &[i32], is_abort: bool, config: Com
         return begun(parent);
     };
     let key = parents.child_key(b"shrink");
-    let is_blocking = !parent.is_non_blocking();
-    if !is_blocking {
-        parent.begin();
-    }
-    meet(is_blocking, move || {
+    let underway = parent.is_non_blocking().then(|| parent.begin());
+    meet(underway.is_none(), move || {
         let child = child_of(session, (parent, &parents), &ranks, key, config);
         let made = child.map(|child| target.set(Some(child)));
-        if !is_blocking {
-            parent.end_operation(made.as_ref().map_or_else(|failure| failure.code, |()| Code::Success));
+        if let Some(underway) = underway {
+            underway.end(made.as_ref().map_or_else(|failure| failure.code, |()| Code::Success));
         }
         made
     })
