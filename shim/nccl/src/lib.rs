@@ -1,16 +1,19 @@
 //! `libprism_nccl.so`: stands in for `libnccl.so.2`.
 //!
 //! Every function of NCCL up to 2.32 is exported, so any client binds; `api_table.rs` is the complete list. Calls are
-//! turned into [`prism_wire::message::Record`]s of the process's session; nothing is communicated. Without a session the
-//! library answers as NCCL does on a machine without a GPU.
+//! turned into [`prism_wire::message::Record`]s of the process's session. Without a session the library answers as NCCL does
+//! on a machine without a GPU.
 //!
-//! # Payloads: tier T1, "mirror"
-//! No peer is running, so what a collective returns is not real: every peer is taken to contribute exactly what this rank
-//! contributes (see `values.rs`), for payloads of at most 1 MiB; larger ones and receives leave the buffer as it is.
+//! # Payloads
+//! On the host device, members of a communicator that all run exchange real data. Everywhere else it is tier T1, "mirror": what
+//! a collective returns is not real; every peer is taken to contribute exactly what this rank contributes (see `values.rs`),
+//! for payloads of at most 1 MiB; larger ones and receives leave the buffer as it is.
 //!
 //! # Files
-//! `exports*.rs` read the C arguments; `ops.rs` is what a call does, in safe code; `comm.rs`, `group.rs` and `session.rs`
-//! hold the communicators, the group of the thread and the connection; `guard.rs` keeps panics out of C.
+//! `exports*.rs` read the C arguments; `ops.rs` is what a call does, in safe code; `life.rs` is how communicators come to be;
+//! `comm.rs`, `group.rs` and `session.rs` hold the communicators, the group of the thread and the connection; `guard.rs` keeps
+//! panics out of C. Real data: `channel.rs` has members find each other, `exchange.rs` moves messages, `collective.rs` makes
+//! stages of them, `arith.rs` reduces.
 
 // NCCL's own names, as C callers spell them.
 #![allow(non_snake_case)]
