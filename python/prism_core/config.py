@@ -43,8 +43,9 @@ def parse_device(text: str) -> Device:
     `host` is for programs without CUDA that call NCCL with plain host memory (C, ctypes, cffi).
     """
     kind, _, profile = text.partition(":")
-    if kind in ("emulated", "host"):
-        return Device(kind, read_profile(profile or DEFAULT_DEVICE.partition(":")[2]))
+    available: dict[str, DeviceKind] = {"emulated": "emulated", "host": "host"}
+    if kind in available:
+        return Device(available[kind], read_profile(profile or DEFAULT_DEVICE.partition(":")[2]))
     if kind in get_args(DeviceKind):
         raise ConfigError(f"device '{kind}' is not available yet: use emulated[:PROFILE] or host[:PROFILE]")
     raise ConfigError(f"device '{text}' is unknown: write emulated[:PROFILE] or host[:PROFILE]")
