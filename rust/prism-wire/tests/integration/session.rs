@@ -222,7 +222,7 @@ fn a_cancelled_query_gives_its_slot_back_when_the_answer_comes() {
 
 #[test]
 fn a_cancelled_append_to_a_full_ring_leaves_nothing_behind() {
-    let (client, Connection { mut records, .. }) = support::session(64);
+    let (client, Connection { mut records, replies: _replies, control: _control, .. }) = support::session(64);
     while client.append_unless(&kernel(1), &|| true).unwrap() {}
     let mut seen = 0;
     while records.pop().is_some() {
