@@ -58,7 +58,9 @@ def collect(
     command: Command,
     world_size: Annotated[int, typer.Option(help="Ranks of the job.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The graph to write.", metavar="JOB.prism")],
-    device: Annotated[str, typer.Option(help="What ranks run on: emulated[:PROFILE].")] = DEFAULT_DEVICE,
+    device: Annotated[
+        str, typer.Option(help="What ranks run on: emulated[:PROFILE] or host[:PROFILE].")
+    ] = DEFAULT_DEVICE,
     ranks: Annotated[str, typer.Option(help="Ranks to run: auto, all, or a list.")] = "auto",
     verify: Annotated[int, typer.Option(help="Inferred ranks to check.", min=0)] = 2,
     seed: Annotated[int, typer.Option(help="For drawing the ranks to check.")] = 0,

@@ -38,13 +38,17 @@ class Device:
 
 
 def parse_device(text: str) -> Device:
-    """Reads `KIND[:PROFILE]`: the profile is the name of a built-in one or a path to a TOML file."""
+    """Reads `KIND[:PROFILE]`: the profile is the name of a built-in one or a path to a TOML file.
+
+    `host` is for programs without CUDA that call NCCL with plain host memory (C, ctypes, cffi).
+    """
     kind, _, profile = text.partition(":")
-    if kind == "emulated":
-        return Device("emulated", read_profile(profile or DEFAULT_DEVICE.partition(":")[2]))
+    available: dict[str, DeviceKind] = {"emulated": "emulated", "host": "host"}
+    if kind in available:
+        return Device(available[kind], read_profile(profile or DEFAULT_DEVICE.partition(":")[2]))
     if kind in get_args(DeviceKind):
-        raise ConfigError(f"device '{kind}' is not available yet: use emulated[:PROFILE]")
-    raise ConfigError(f"device '{text}' is unknown: write emulated[:PROFILE]")
+        raise ConfigError(f"device '{kind}' is not available yet: use emulated[:PROFILE] or host[:PROFILE]")
+    raise ConfigError(f"device '{text}' is unknown: write emulated[:PROFILE] or host[:PROFILE]")
 
 
 def read_profile(name: str) -> str:

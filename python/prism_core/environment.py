@@ -27,6 +27,8 @@ EXIT_NO_PRELOAD = 97
 #: Exit code of a process with NCCL code that is not caught (set by the preloaded libraries).
 EXIT_NOT_CAUGHT = 98
 
+#: The version of NCCL to answer with; what the user says goes before what torch was built for.
+NCCL_VERSION = "PRISM_NCCL_VERSION"
 #: ELF machine numbers (elf.h) by the name Python gives the machine.
 _ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
 
@@ -93,7 +95,8 @@ def loader_variables(shims: list[Path], base: Mapping[str, str]) -> dict[str, st
 
 def rank_environment(rank: int, placement: Placement, shims: list[Path], base: Mapping[str, str]) -> dict[str, str]:
     """The whole environment of one rank's process."""
-    kept = {name: value for name, value in base.items() if not name.startswith(("PRISM_", "TORCHELASTIC_"))}
+    theirs = ("PRISM_", "TORCHELASTIC_")
+    kept = {name: value for name, value in base.items() if name == NCCL_VERSION or not name.startswith(theirs)}
     kept.setdefault("OMP_NUM_THREADS", "1")
     kept.setdefault("PYTHONHASHSEED", "0")
     kept.setdefault("TORCH_GLOO_LAZY_INIT", "1")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from prism_core.errors import ConfigError
+from prism_core.memory import device_memory
 
 SUMMARY = "summary.json"
 TIMING = "timing.json"
@@ -197,9 +198,13 @@ def _rank_rows(rank: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     yield name, _times(rank["iteration_time_ns"])
     yield (
         f"{name} peak",
-        f"allocated {_mebibytes(rank['peak_allocated_bytes'])}, reserved {_mebibytes(rank['peak_reserved_bytes'])}, "
-        f"NCCL {_mebibytes(rank['nccl_buffer_bytes'])}",
+        f"allocated {_mebibytes(rank['peak_allocated_bytes'])}, reserved {_mebibytes(rank['peak_reserved_bytes'])}",
     )
+    sizes = [comm["size"] for comm in rank["communicators"]]
+    memory = device_memory(rank["peak_reserved_bytes"], sizes, modelled_bytes=rank["nccl_buffer_bytes"])
+    for what, text in memory.lines():
+        yield f"{name} memory, {what}", text
+    yield f"{name} NCCL init", f"{_seconds(rank['nccl_init_ns'])} modelled, in no iteration time"
     shares = ", ".join(f"{kind} {share}" for kind, share in _share_lines(rank["time_by_provenance"]))
     yield f"{name} time", shares or "none"
     for comm in rank["communicators"]:

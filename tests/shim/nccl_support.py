@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,3 +45,27 @@ def symbols(library: Path, *, defined: bool) -> set[str]:
 def environment(**changes: str) -> dict[str, str]:
     """The environment without any session, plus ``changes``."""
     return {key: value for key, value in os.environ.items() if not key.startswith("PRISM_")} | changes
+
+
+def table() -> dict[str, tuple[str, str]]:
+    """The functions that the stand-in declares: name to first version (``2.18``) and behaviour."""
+    text = (ROOT / "shim/nccl/src/api_table.rs").read_text()
+    functions: dict[str, tuple[str, str]] = {}
+    behaviour = ""
+    for line in text.splitlines():
+        section = re.match(r"\s+(emulated|without_twin|refused) \{", line)
+        row = re.match(r"\s+(2\.\d+) (?:comm |plain )?(nccl\w+)", line)
+        if section:
+            behaviour = section[1]
+        elif row:
+            functions[row[2]] = (row[1], behaviour)
+    return functions
+
+
+def edge_answers(environment: dict[str, str]) -> dict[str, str]:
+    """What ``edge.py`` gets from the stand-in, by case."""
+    script = shared("edge.py")
+    command = [sys.executable, str(script), str(shim())]
+    run = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    answers: dict[str, str] = json.loads(run.stdout)
+    return answers

@@ -103,7 +103,8 @@ class FakeSession:
         def summary(rank: int) -> dict[str, Any]:
             return {
                 "rank": rank, "iteration_time_ns": [2_000_000, 1_000_000], "peak_allocated_bytes": 1 << 20,
-                "peak_reserved_bytes": 1 << 21, "peak_device_bytes": 1 << 22, "nccl_buffer_bytes": 0, "iterations": 2,
+                "peak_reserved_bytes": 1 << 21, "peak_device_bytes": 1 << 22, "nccl_buffer_bytes": 0,
+                "nccl_init_ns": 0, "iterations": 2,
                 "device_time": None, "time_by_provenance": {"modelled": 3, "default": 1},
                 "communicators": [{"size": 8, "members": [0, 1], "calls": 3, "bytes": 4096}],
                 "unsupported": {}, "notes": {}, "last_op": None, "exit_code": self.exited.get(rank),

@@ -8,10 +8,11 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import prism_core.environment as environment
 import pytest
-from prism_core.torch.hook import EXIT_NO_PRELOAD
+from prism_core.torch.hook import EXIT_NO_PRELOAD, tell_nccl_version
 
 FAKE_LIBRARY = """
 #include <stdint.h>
@@ -267,3 +268,20 @@ def test_a_pytorch_without_the_hooked_names_gets_one_line(tmp_path: Path, librar
     assert child.stdout == "went on\n"
     assert len(child.stderr.splitlines()) == 1
     assert child.stderr.startswith("prism: this PyTorch has no ")
+
+
+@pytest.mark.parametrize(("chosen", "answered"), [("", "2.30.7"), ("2.27.7", "2.27.7")])
+def test_nccl_answers_with_the_version_torch_was_built_for(
+    monkeypatch: pytest.MonkeyPatch, chosen: str, answered: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch._C", SimpleNamespace(_nccl_version=lambda: 2 << 32 | 30 << 16 | 7))
+    monkeypatch.setenv(environment.NCCL_VERSION, chosen)
+    tell_nccl_version()
+    assert os.environ[environment.NCCL_VERSION] == answered
+
+
+def test_a_torch_without_nccl_says_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch._C", SimpleNamespace())
+    monkeypatch.delenv(environment.NCCL_VERSION, raising=False)
+    tell_nccl_version()
+    assert environment.NCCL_VERSION not in os.environ

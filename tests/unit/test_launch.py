@@ -62,6 +62,7 @@ def test_a_rank_finds_the_place_torchrun_would_give_it() -> None:
 def test_what_the_user_preloads_stays_and_an_outer_session_does_not() -> None:
     base = {
         "LD_PRELOAD": "/usr/lib/other.so", "PYTHONPATH": "/mine", "OMP_NUM_THREADS": "4", "PRISM_HOOKED": "1",
+        "PRISM_NCCL_VERSION": "2.27.7",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TORCHELASTIC_ERROR_FILE": "/e",
     }  # fmt: skip
     variables = environment.rank_environment(0, PLACEMENT, [Path("/s/a.so")], base)
@@ -69,6 +70,7 @@ def test_what_the_user_preloads_stays_and_an_outer_session_does_not() -> None:
     assert variables["PYTHONPATH"] == f"{environment.BOOTSTRAP_FOLDER}:/mine"
     assert variables["OMP_NUM_THREADS"] == "4"
     assert variables["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert variables["PRISM_NCCL_VERSION"] == "2.27.7"
     assert "PRISM_HOOKED" not in variables and "TORCHELASTIC_ERROR_FILE" not in variables
 
 

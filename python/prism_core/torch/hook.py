@@ -325,6 +325,17 @@ def load_library() -> Library | None:
         return None
 
 
+def tell_nccl_version() -> None:
+    """Has the NCCL stand-in answer with the version that this torch was built for, unless the user chose one.
+
+    PyTorch's process group asks at run time and takes paths that depend on the answer.
+    """
+    code: int = getattr(sys.modules.get("torch._C"), "_nccl_version", lambda: 0)()
+    version = ".".join(str(part) for part in (code >> 32, code >> 16 & 0xFFFF, code & 0xFFFF))
+    if code and not os.environ.get("PRISM_NCCL_VERSION"):
+        os.environ["PRISM_NCCL_VERSION"] = version
+
+
 def install() -> None:
     """Hooks the parts of PyTorch as they are imported."""
     library = load_library()
@@ -332,9 +343,14 @@ def install() -> None:
         return
     memory = MemoryHook(library)
     iterations = IterationHook(library, memory)
+
+    def install_cuda(cuda: ModuleType) -> None:
+        tell_nccl_version()
+        memory.install(cuda)
+
     actions: dict[str, Callable[[ModuleType], None]] = {
         "torch.distributed.distributed_c10d": GroupHook(library).install,
-        "torch.cuda": memory.install,
+        "torch.cuda": install_cuda,
         "torch.optim.optimizer": iterations.install_optimizer,
         "torch.nn.modules.module": iterations.install_module,
     }

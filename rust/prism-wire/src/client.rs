@@ -15,7 +15,7 @@ use crate::wait::{Futex, Gate, LIVENESS_SLICE, Spin};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// The session is over: the engine died or closed it, or the caller is a forked child of the process that opened it.
@@ -137,6 +137,8 @@ pub struct Client {
     peer: Peer,
     appender: SpinLock<Appender>,
     slots: SlotAllocator,
+    /// Slots, one bit each, whose queries were cancelled before the answer came.
+    abandoned: AtomicU64,
     /// Where threads wait while all reply slots are taken.
     slot_released: Gate,
     spin: Spin,
@@ -163,6 +165,7 @@ impl Client {
             peer,
             appender: SpinLock::default(),
             slots: SlotAllocator::default(),
+            abandoned: AtomicU64::new(0),
             slot_released: Gate::new(),
             spin: Spin::new(sys::num_cpus()),
             control: Mutex::new(()),
@@ -206,6 +209,13 @@ impl Client {
     /// Appends a record. Waits while the ring is full.
     #[inline]
     pub fn append(&self, record: &Record) -> Result<(), Disconnected> {
+        self.append_unless(record, &|| false).map(|_| ())
+    }
+
+    /// Appends a record. Waits while the ring is full, until `is_cancelled`: then the record is not appended and the answer
+    /// is false. Looks at `is_cancelled` at least every tenth of a second.
+    #[inline]
+    pub fn append_unless(&self, record: &Record, is_cancelled: &dyn Fn() -> bool) -> Result<bool, Disconnected> {
         loop {
             if !self.is_usable() {
                 return Err(Disconnected);
@@ -215,15 +225,17 @@ impl Client {
                 Ok(()) => {
                     appender.since_check += 1;
                     if appender.since_check < APPENDS_PER_LIVENESS_CHECK {
-                        return Ok(());
+                        return Ok(true);
                     }
                     appender.since_check = 0;
                     drop(appender);
-                    return if self.peer.is_alive() { Ok(()) } else { Err(Disconnected) };
+                    return if self.peer.is_alive() { Ok(true) } else { Err(Disconnected) };
                 }
                 Err(PushError::Full) => {
                     drop(appender);
-                    self.wait_for_space()?;
+                    if !self.wait_for_space(is_cancelled)? {
+                        return Ok(false);
+                    }
                 }
                 Err(PushError::Corrupt) => {
                     drop(appender);
@@ -235,17 +247,55 @@ impl Client {
     }
 
     /// Appends a query and waits for its answer. The record's `h` is overwritten with the number of a reply slot.
-    pub fn query(&self, mut record: Record) -> Result<Reply, Disconnected> {
+    pub fn query(&self, record: Record) -> Result<Reply, Disconnected> {
+        self.query_unless(record, &|| false)?.ok_or(Disconnected)
+    }
+
+    /// Like [`Self::query`], but waits only until `is_cancelled`: then there is no answer. Looks at `is_cancelled` at least
+    /// every tenth of a second.
+    pub fn query_unless(
+        &self,
+        mut record: Record,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<Option<Reply>, Disconnected> {
+        self.reclaim_abandoned();
         let index = self.take_slot()?;
         let slot = &self.segment.replies()[index];
         slot.begin();
         record.h = index as u32;
         // Where this fails the session is over, and nobody needs the slot again.
-        self.append(&record)?;
-        let reply = self.wait_for_reply(slot)?;
+        if !self.append_unless(&record, is_cancelled)? {
+            self.release_slot(index);
+            return Ok(None);
+        }
+        let reply = self.wait_for_reply(slot, is_cancelled)?;
+        if reply.is_some() {
+            self.release_slot(index);
+        } else {
+            // The answer may still come, and must not be taken for that of another query.
+            self.abandoned.fetch_or(1 << index, Ordering::Release);
+        }
+        Ok(reply)
+    }
+
+    fn release_slot(&self, index: usize) {
         self.slots.release(index);
         self.slot_released.notify(&Futex);
-        Ok(reply)
+    }
+
+    /// Gives back the slots of cancelled queries whose answers have come.
+    #[inline]
+    fn reclaim_abandoned(&self) {
+        let mut left = self.abandoned.load(Ordering::Acquire);
+        while left != 0 {
+            let index = left.trailing_zeros() as usize;
+            left &= left - 1;
+            let is_mine = || self.abandoned.fetch_and(!(1 << index), Ordering::AcqRel) & (1 << index) != 0;
+            if self.segment.replies()[index].is_answered() && is_mine() {
+                self.segment.replies()[index].take();
+                self.release_slot(index);
+            }
+        }
     }
 
     /// Sends a control request and waits for its answer.
@@ -300,7 +350,7 @@ impl Client {
     }
 
     #[cold]
-    fn wait_for_space(&self) -> Result<(), Disconnected> {
+    fn wait_for_space(&self, is_cancelled: &dyn Fn() -> bool) -> Result<bool, Disconnected> {
         // A position that cannot be true counts as space: the next push will find out.
         let has_space = || {
             let has_space = self.appender.lock().producer.has_space(self.segment.ring(), &self.segment.slots());
@@ -308,29 +358,35 @@ impl Client {
         };
         while self.is_session_alive() {
             if self.segment.ring().drained.0.sleep_unless(&Futex, LIVENESS_SLICE, has_space) {
-                return Ok(());
+                return Ok(true);
+            }
+            if is_cancelled() {
+                return Ok(false);
             }
         }
         Err(Disconnected)
     }
 
-    fn wait_for_reply(&self, slot: &ReplySlot) -> Result<Reply, Disconnected> {
+    fn wait_for_reply(&self, slot: &ReplySlot, is_cancelled: &dyn Fn() -> bool) -> Result<Option<Reply>, Disconnected> {
         let mut reply = None;
         let mut answered = || {
             reply = slot.take();
             reply.is_some()
         };
         if self.spin.until(&mut answered) {
-            return reply.ok_or(Disconnected);
+            return reply.map(Some).ok_or(Disconnected);
         }
         while self.is_session_alive() {
             slot.sleep(&Futex, LIVENESS_SLICE);
             if let Some(reply) = slot.take() {
-                return Ok(reply);
+                return Ok(Some(reply));
+            }
+            if is_cancelled() {
+                return Ok(None);
             }
         }
         // The answer may have come just before the end.
-        slot.take().ok_or(Disconnected)
+        slot.take().map(Some).ok_or(Disconnected)
     }
 
     fn take_slot(&self) -> Result<usize, Disconnected> {

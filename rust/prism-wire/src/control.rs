@@ -28,6 +28,16 @@ pub enum ControlKind {
     Unsupported = 6,
     /// A remark for the summary (for example: control payloads mirrored). Payload: `count: u64`, text. Answer: empty.
     Note = 7,
+    /// A communicator whose members the process knows: of a shrink, of a split or an initialisation that all members
+    /// joined. Payload: `comm_id: u32, parent: u32, count: u32, ranks: [u32; count]` in group-rank order; the ranks are
+    /// group ranks of `parent`, or global ranks where `parent` is 0. Answer: empty.
+    CommMembers = 8,
+    /// Device memory NCCL holds for a communicator, by what it was used for in the records taken in so far. Payload:
+    /// `comm_id: u32`. Answer: `bytes: u64`.
+    CommMemory = 9,
+    /// How long a collective would take if all members came at once. Payload: `comm_id: u32, f: u32, root: u32,
+    /// count: u64` (`f` and the count as in [`crate::message::RecordKind::Collective`]). Answer: `ns: u64`.
+    CommEstimate = 10,
     /// Answer only: the request was refused. Payload: text.
     Refused = 255,
 }
@@ -37,9 +47,21 @@ impl ControlKind {
     #[must_use]
     pub fn from_u32(value: u32) -> Option<Self> {
         use ControlKind as K;
-        [K::Hello, K::Name, K::Group, K::CommInit, K::CommSplit, K::Unsupported, K::Note, K::Refused]
-            .into_iter()
-            .find(|kind| *kind as u32 == value)
+        [
+            K::Hello,
+            K::Name,
+            K::Group,
+            K::CommInit,
+            K::CommSplit,
+            K::Unsupported,
+            K::Note,
+            K::CommMembers,
+            K::CommMemory,
+            K::CommEstimate,
+            K::Refused,
+        ]
+        .into_iter()
+        .find(|kind| *kind as u32 == value)
     }
 }
 
@@ -50,6 +72,9 @@ pub const UNIQUE_ID_LOCAL_MAGIC: &[u8; 8] = b"PRISMIDL";
 /// First 8 bytes of a unique id made by the rendezvous store for an absent root: then a u64 hash of the key, then the
 /// key's text, zero padded (cut at 112 bytes).
 pub const UNIQUE_ID_STORE_MAGIC: &[u8; 8] = b"PRISMIDS";
+
+/// Key of the configuration text under which the engine lists the ranks that run for real, separated by commas.
+pub const CONFIG_LIVE: &str = "live";
 
 /// Name of the environment variable that holds the path of the session's socket. Without it every shim is inert.
 pub const ENV_SESSION: &str = "PRISM_SESSION";

@@ -70,6 +70,11 @@ impl ReplySlot {
         Some(reply)
     }
 
+    /// Client: is the answer there?
+    pub(crate) fn is_answered(&self) -> bool {
+        self.state.load(Ordering::Acquire) == READY
+    }
+
     /// Client: sleeps until the answer is there, at most `timeout`.
     pub(crate) fn sleep(&self, park: &impl Park, timeout: Duration) {
         // Fails if the answer came meanwhile, or if the slot says so already from an earlier sleep.

@@ -18,6 +18,7 @@ pub(crate) enum Code {
     InvalidArgument = 4,
     InvalidUsage = 5,
     RemoteError = 6,
+    InProgress = 7,
 }
 
 impl Code {
@@ -30,6 +31,7 @@ impl Code {
             4 => Self::InvalidArgument,
             5 => Self::InvalidUsage,
             6 => Self::RemoteError,
+            7 => Self::InProgress,
             _ => Self::InternalError,
         }
     }

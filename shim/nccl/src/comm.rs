@@ -3,13 +3,18 @@
 //! An `ncclComm_t` points into a fixed table, so any pointer can be checked by arithmetic alone: unknown memory is never
 //! read. All that the hot path and a watchdog thread need is atomic.
 
+mod extras;
+
+pub(crate) use extras::{FIRST_USER_OPERATOR, PreMul, Scalar};
+
 use crate::Handle;
 use crate::abi::{Code, CommConfig};
+use crate::channel::Channel;
 use crate::guard::Failure;
-use core::ffi::c_int;
-use std::collections::{BTreeMap, VecDeque};
+use extras::Extras;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Communicators a process can have at a time.
 const MAX_COMMS: usize = 32_768;
@@ -22,33 +27,12 @@ const REVOKED: u32 = 2;
 const FINALIZED: u32 = 4;
 /// Aborted, and the engine does not know yet.
 const ABORTED: u32 = 8;
+/// All members run for real and are connected.
+const CONNECTED: u32 = 16;
+const SUSPENDED: u32 = 32;
 
-/// Value of the multiplier of a user-defined operator, with its type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PreMul {
-    /// NCCL's number of the data type.
-    pub(crate) dtype: c_int,
-    /// The multiplier in that type, or the device address where it will be.
-    pub(crate) scalar: Scalar,
-}
-
-/// Where a multiplier is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scalar {
-    /// Here, little endian in the low bytes.
-    Value(u64),
-    /// At this device address when the operation runs.
-    Device(usize),
-}
-
-/// What few communicators need.
-#[derive(Default)]
-struct Extras {
-    operators: Vec<Option<PreMul>>,
-    /// Handle to (address, bytes).
-    registrations: BTreeMap<usize, (usize, usize)>,
-    next_registration: usize,
-}
+/// No outcome of the operation under way yet; else its code plus one, so that an unused slot is all zero.
+const NO_OUTCOME: i32 = 0;
 
 /// One entry of the table. All zero when never used, so that the table costs no memory until then.
 #[repr(C, align(128))]
@@ -60,8 +44,12 @@ struct Slot {
     device: AtomicI32,
     flags: AtomicU32,
     async_error: AtomicI32,
+    /// Result of the operation under way on a non-blocking communicator, shown with the next poll.
+    outcome: AtomicI32,
     extras: Mutex<Option<Box<Extras>>>,
 }
+
+const _: () = assert!(size_of::<Slot>() == 128);
 
 static SLOTS: [Slot; MAX_COMMS] = [const {
     Slot {
@@ -72,6 +60,7 @@ static SLOTS: [Slot; MAX_COMMS] = [const {
         device: AtomicI32::new(0),
         flags: AtomicU32::new(0),
         async_error: AtomicI32::new(0),
+        outcome: AtomicI32::new(NO_OUTCOME),
         extras: Mutex::new(None),
     }
 }; MAX_COMMS];
@@ -98,6 +87,26 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Clone, Copy)]
 pub(crate) struct Comm(&'static Slot);
 
+/// An operation of a non-blocking communicator that has begun.
+#[derive(Clone, Copy)]
+pub(crate) struct Underway {
+    comm: Comm,
+    id: u32,
+}
+
+impl Underway {
+    /// The operation has ended; the next poll shows it. Nothing, if the communicator was ended before.
+    pub(crate) fn end(self, code: Code) {
+        if self.is_of_this_life() {
+            self.comm.0.outcome.store(code as i32 + 1, Ordering::Release);
+        }
+    }
+
+    fn is_of_this_life(self) -> bool {
+        self.comm.is_live() && self.comm.id() == self.id
+    }
+}
+
 /// The facts of a communicator to be made.
 pub(crate) struct NewComm {
     pub(crate) nranks: i32,
@@ -108,6 +117,16 @@ pub(crate) struct NewComm {
 
 /// Makes a communicator. `register` tells the engine, given the id; its failure leaves no trace, so ids stay dense.
 pub(crate) fn create(register: impl FnOnce(u32) -> Result<NewComm, Failure>) -> Result<Comm, Failure> {
+    create_with(register, Code::Success)
+}
+
+/// Makes a communicator that nobody but [`Comm::settle`] makes usable: its members have to meet first.
+pub(crate) fn create_unsettled(new: NewComm) -> Result<(Comm, Underway), Failure> {
+    let comm = create_with(|_| Ok(new), Code::InProgress)?;
+    Ok((comm, Underway { comm, id: comm.id() }))
+}
+
+fn create_with(register: impl FnOnce(u32) -> Result<NewComm, Failure>, state: Code) -> Result<Comm, Failure> {
     let mut free = lock(&FREE);
     let fresh = free.used < MAX_COMMS;
     let Some(index) = (if fresh { Some(free.used) } else { free.returned.front().copied() }) else {
@@ -128,7 +147,8 @@ pub(crate) fn create(register: impl FnOnce(u32) -> Result<NewComm, Failure>) -> 
     slot.rank.store(new.rank, Ordering::Relaxed);
     slot.device.store(new.device, Ordering::Relaxed);
     slot.flags.store(if new.config.blocking { 0 } else { NON_BLOCKING }, Ordering::Relaxed);
-    slot.async_error.store(0, Ordering::Relaxed);
+    slot.async_error.store(state as i32, Ordering::Relaxed);
+    slot.outcome.store(NO_OUTCOME, Ordering::Relaxed);
     *lock(&slot.extras) = None;
     slot.magic.store(MAGIC, Ordering::Release);
     Ok(Comm(slot))
@@ -238,6 +258,10 @@ impl Comm {
     pub(crate) fn close(self) -> bool {
         let is_first = self.end();
         if is_first {
+            // Whom it is connected to notices.
+            if self.has(CONNECTED) {
+                self.extras(|extras| extras.channel = None);
+            }
             let index = (self.handle().addr() - SLOTS.as_ptr().addr()) / size_of::<Slot>();
             lock(&FREE).returned.push_back(index);
         }
@@ -247,89 +271,143 @@ impl Comm {
     /// Ends its life without waiting for anybody; [`take_aborted`] will name it. Its slot is not used again.
     pub(crate) fn abort(self) {
         if self.end() {
+            // Whom it is connected to notices; or, if the lock is taken now, once the call in it comes back.
+            if let Ok(mut extras) = self.0.extras.try_lock()
+                && let Some(channel) = extras.as_mut().and_then(|extras| extras.channel.take())
+            {
+                channel.shut_down();
+            }
             self.set(ABORTED);
             ANY_ABORTED.store(true, Ordering::Release);
         }
     }
 
-    /// The error a poll gets, without a lock.
+    /// Its state, without a lock. While an operation is under way it is in progress until a poll has seen its end.
+    #[inline]
     pub(crate) fn async_error(self) -> Code {
         Code::from_i32(self.0.async_error.load(Ordering::Acquire))
     }
 
+    /// What a poll gets: like [`Self::async_error`], but sees the end of the operation under way.
+    pub(crate) fn poll(self) -> Code {
+        let state = self.async_error();
+        if state != Code::InProgress {
+            return state;
+        }
+        match self.0.outcome.swap(NO_OUTCOME, Ordering::AcqRel) {
+            NO_OUTCOME => state,
+            outcome => {
+                let code = Code::from_i32(outcome - 1);
+                self.0.async_error.store(code as i32, Ordering::Release);
+                code
+            }
+        }
+    }
+
+    /// Does it return before its operations are done?
+    #[inline]
+    pub(crate) fn is_non_blocking(self) -> bool {
+        self.has(NON_BLOCKING)
+    }
+
+    /// An operation of a non-blocking communicator begins: it is in progress from now on.
+    pub(crate) fn begin(self) -> Underway {
+        self.0.outcome.store(NO_OUTCOME, Ordering::Relaxed);
+        self.0.async_error.store(Code::InProgress as i32, Ordering::Release);
+        Underway { comm: self, id: self.id() }
+    }
+
+    /// A communicator of [`create_unsettled`] may be used now, or never.
+    pub(crate) fn settle(self, underway: Underway, code: Code) {
+        if self.has(NON_BLOCKING) {
+            underway.end(code);
+        } else if underway.is_of_this_life() {
+            self.0.async_error.store(code as i32, Ordering::Release);
+        }
+    }
+
     /// Keeps `code` for later polls, if that is how this communicator reports errors.
     pub(crate) fn note_error(self, code: Code) {
-        if self.has(NON_BLOCKING) {
+        if self.has(NON_BLOCKING) && self.async_error() == Code::Success {
             self.0.async_error.store(code as i32, Ordering::Release);
+        }
+    }
+
+    /// Was the life that had this id ended, or all its operations called off?
+    pub(crate) fn is_interrupted_since(self, id: u32) -> bool {
+        !self.is_live() || self.id() != id || self.is_revoked()
+    }
+
+    /// Nothing more can be exchanged: its members are out of step, or one is gone.
+    #[cold]
+    pub(crate) fn break_off(self, id: u32, code: Code) {
+        if self.is_live() && self.id() == id && !self.is_revoked() {
+            self.0.async_error.store(code as i32, Ordering::Release);
+        }
+        // The other members notice; the addresses stay, for a shrink.
+        self.extras(|extras| extras.channel.as_deref().map(Channel::shut_down));
+    }
+
+    /// It may be used at once: its parent said that it was under way.
+    pub(crate) fn make_ready(self) {
+        self.0.async_error.store(Code::Success as i32, Ordering::Release);
+    }
+
+    /// Keeps the connections to its members.
+    pub(crate) fn set_channel(self, channel: Channel) {
+        self.extras(|extras| extras.channel = Some(Arc::new(channel)));
+        self.set(CONNECTED);
+    }
+
+    /// The connections to its members, if all of them run for real.
+    #[inline]
+    pub(crate) fn channel(self) -> Option<Arc<Channel>> {
+        if !self.has(CONNECTED) {
+            return None;
+        }
+        self.extras(|extras| extras.channel.clone())
+    }
+
+    /// Was it suspended?
+    pub(crate) fn is_suspended(self) -> bool {
+        self.has(SUSPENDED)
+    }
+
+    /// Suspends or resumes it.
+    pub(crate) fn set_suspended(self, is_suspended: bool) {
+        if is_suspended {
+            self.set(SUSPENDED);
+        } else {
+            self.0.flags.fetch_and(!SUSPENDED, Ordering::AcqRel);
         }
     }
 
     fn extras<T>(self, use_them: impl FnOnce(&mut Extras) -> T) -> T {
         use_them(lock(&self.0.extras).get_or_insert_default())
     }
-
-    /// Adds a user-defined operator and returns its number.
-    pub(crate) fn add_operator(self, operator: PreMul) -> Result<c_int, Failure> {
-        let index = self.extras(|extras| {
-            let operators = &mut extras.operators;
-            let index = operators.iter().position(Option::is_none).unwrap_or(operators.len());
-            if index == OPERATORS_PER_COMM as usize {
-                return None;
-            }
-            operators.resize(operators.len().max(index + 1), None);
-            operators[index] = Some(operator);
-            Some(index as c_int)
-        });
-        match index {
-            Some(index) => Ok(self.operator_base() + index),
-            None => Err(Failure::new(Code::SystemError, format!("more than {OPERATORS_PER_COMM} reduction operators"))),
-        }
-    }
-
-    /// The user-defined operator with this number, if it belongs to this communicator.
-    pub(crate) fn operator(self, number: c_int) -> Option<PreMul> {
-        let index = usize::try_from(number.checked_sub(self.operator_base())?).ok()?;
-        self.extras(|extras| extras.operators.get(index).copied().flatten())
-    }
-
-    /// Removes a user-defined operator; false if this communicator has no such operator.
-    pub(crate) fn remove_operator(self, number: c_int) -> bool {
-        let Some(index) = number.checked_sub(self.operator_base()).and_then(|index| usize::try_from(index).ok()) else {
-            return false;
-        };
-        self.extras(|extras| extras.operators.get_mut(index).and_then(Option::take).is_some())
-    }
-
-    /// Numbers of user-defined operators differ between communicators, so that a mix-up is found.
-    fn operator_base(self) -> c_int {
-        FIRST_USER_OPERATOR + (self.id() % 0x7_ffff) as c_int * OPERATORS_PER_COMM
-    }
-
-    /// Registers a buffer; the handle is what [`Self::deregister`] takes.
-    pub(crate) fn register(self, address: usize, bytes: usize) -> usize {
-        self.extras(|extras| {
-            extras.next_registration += 1;
-            extras.registrations.insert(extras.next_registration, (address, bytes));
-            extras.next_registration
-        })
-    }
-
-    /// Removes a registration; false if there is none.
-    pub(crate) fn deregister(self, handle: usize) -> bool {
-        self.extras(|extras| extras.registrations.remove(&handle).is_some())
-    }
 }
-
-/// The first number that is not one of NCCL's own operators.
-pub(crate) const FIRST_USER_OPERATOR: c_int = 5;
-const OPERATORS_PER_COMM: c_int = 4_096;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn new(nranks: i32) -> Comm {
+    pub(super) fn new(nranks: i32) -> Comm {
         create(|_| Ok(NewComm { nranks, rank: 0, device: 0, config: CommConfig::DEFAULT })).unwrap()
+    }
+
+    #[test]
+    fn an_end_that_comes_late_is_not_that_of_the_next_life() {
+        let comm = new(2);
+        let underway = comm.begin();
+        assert_eq!(comm.poll(), Code::InProgress);
+        underway.end(Code::Success);
+        assert_eq!((comm.async_error(), comm.poll()), (Code::InProgress, Code::Success));
+        let late = comm.begin();
+        assert!(comm.close());
+        late.end(Code::RemoteError);
+        assert_eq!(comm.0.outcome.load(Ordering::Relaxed), NO_OUTCOME);
+        // What was never used costs no memory: the whole table starts as zeroes.
+        assert_eq!(SLOTS[MAX_COMMS - 1].outcome.load(Ordering::Relaxed), 0);
     }
 
     #[test]
@@ -343,20 +421,6 @@ mod tests {
         assert!(comm.close());
         assert!(!comm.close());
         assert!(check(comm.handle(), "f").is_err());
-    }
-
-    #[test]
-    fn operators_belong_to_one_communicator() {
-        let (one, two) = (new(2), new(2));
-        let operator = PreMul { dtype: 7, scalar: Scalar::Value(1) };
-        let number = one.add_operator(operator).unwrap();
-        assert!(number >= FIRST_USER_OPERATOR);
-        assert_eq!(one.operator(number), Some(operator));
-        assert_eq!(two.operator(number), None);
-        assert!(!two.remove_operator(number));
-        assert!(one.remove_operator(number));
-        assert_eq!(one.operator(number), None);
-        assert_eq!(one.add_operator(operator).unwrap(), number);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::abi::Code;
 use crate::abi::{CollConfig, SIM_MAGIC, SimInfo};
 use crate::group;
 use crate::guard::{Failure, Outcome};
-use crate::ops::{self, Call, What, enqueue};
+use crate::ops::{Call, What, enqueue};
 use core::ffi::{c_int, c_void};
 use prism_wire::message::CollectiveKind;
 
@@ -22,23 +22,28 @@ pub(crate) fn group_start() -> Outcome {
 }
 
 pub(crate) fn group_end() -> Outcome {
-    group::end(true, || Ok(()))
+    group::end()
 }
 
 /// # Safety
 /// `info` is null or points to an `ncclSimInfo_t` of the size it says.
-pub(crate) unsafe fn group_simulate_end(info: *const SimInfo) -> Outcome {
+pub(crate) unsafe fn group_simulate_end(info: *mut SimInfo) -> Outcome {
     if info.is_null() {
         return group_end();
     }
-    group::end(false, || {
+    let estimate = group::simulate_end(|| {
         // SAFETY: promised by the caller; a struct too short for the magic is not one of NCCL's.
         let has_magic = unsafe { (*info).size >= 12 && (*info).magic == SIM_MAGIC };
-        if !has_magic {
-            return Err(Failure::new(Code::InvalidArgument, "ncclSimInfo_t was not made by NCCL_SIM_INFO_INITIALIZER"));
+        if has_magic {
+            return Ok(());
         }
-        ops::refuse("ncclGroupSimulateEnd")
-    })
+        Err(Failure::new(Code::InvalidArgument, "ncclSimInfo_t was not made by NCCL_SIM_INFO_INITIALIZER"))
+    })?;
+    if let Some(ns) = estimate {
+        // SAFETY: promised by the caller; with the magic comes the whole struct.
+        unsafe { (*info).estimated_time = ns as f32 / 1_000.0 };
+    }
+    Ok(())
 }
 
 /// Addresses of the caller's two buffers. Exposed, because payloads are copied later through the address alone.

@@ -4,6 +4,7 @@ use crate::Handle;
 use crate::abi::{Code, CommConfig, RawUniqueId, version_code};
 use crate::comm::{self, Comm};
 use crate::guard::{self, Failure, Outcome, tell};
+use crate::life::{self, Target};
 use crate::session::Session;
 use crate::{config, group, ops, session};
 use core::ffi::{c_char, c_int, c_void};
@@ -66,25 +67,41 @@ pub(crate) unsafe fn get_unique_id(id: *mut RawUniqueId) -> Outcome {
 
 /// Makes a communicator inside an implicit group, as NCCL does: an error also spoils an open group.
 fn sticky(result: Outcome) -> Outcome {
-    result.inspect_err(|failure| group::note_error(failure.code))
+    result.inspect_err(|failure| {
+        if failure.code != Code::InProgress {
+            group::note_error(failure.code);
+        }
+    })
 }
 
 /// # Safety
 /// `new_comm` is null or writable; `config` is null or an `ncclConfig_t` of the size it says.
 unsafe fn init(new_comm: *mut Handle, nranks: c_int, id: &RawUniqueId, rank: c_int, config: *const c_void) -> Outcome {
-    let made = session::open().and_then(|session| {
-        if new_comm.is_null() {
-            return Err(Failure::null("CommInitRank", "newcomm"));
-        }
+    sticky(session::open().and_then(|session| {
+        // SAFETY: promised by the caller.
+        let target = unsafe { target(new_comm, "CommInitRank") }?;
         if nranks < 1 || !(0..nranks).contains(&rank) {
             return Err(Failure::new(Code::InvalidArgument, format!("invalid rank requested : {rank}/{nranks}")));
         }
         // SAFETY: promised by the caller.
         let config = unsafe { read_config(config, CommConfig::DEFAULT) }?;
-        ops::init(session, id, nranks, rank, None, config)
-    });
-    // SAFETY: as above.
-    sticky(unsafe { hand_out(new_comm, made.map(Some)) })
+        life::init(session, id, (nranks, rank), None, config, target)
+    }))
+}
+
+/// Where the handle goes; it is null until there is one.
+///
+/// # Safety
+/// `new_comm` is null or writable until the communicator is ready or has failed.
+unsafe fn target(new_comm: *mut Handle, function: &str) -> Result<Target, Failure> {
+    if new_comm.is_null() {
+        return Err(Failure::null(function, "newcomm"));
+    }
+    // SAFETY: promised by the caller.
+    unsafe {
+        new_comm.write(core::ptr::null_mut());
+        Ok(Target::new(new_comm))
+    }
 }
 
 /// # Safety
@@ -92,19 +109,6 @@ unsafe fn init(new_comm: *mut Handle, nranks: c_int, id: &RawUniqueId, rank: c_i
 unsafe fn read_config(config: *const c_void, default: CommConfig) -> Result<CommConfig, Failure> {
     // SAFETY: promised by the caller.
     if config.is_null() { Ok(default) } else { unsafe { CommConfig::read(config) } }
-}
-
-/// Stores the handle, or null where there is none.
-///
-/// # Safety
-/// `new_comm` is null or writable.
-unsafe fn hand_out(new_comm: *mut Handle, made: Result<Option<Comm>, Failure>) -> Outcome {
-    let handle = made.as_ref().ok().and_then(Option::as_ref).map_or(core::ptr::null_mut(), |comm| comm.handle());
-    if !new_comm.is_null() {
-        // SAFETY: promised by the caller.
-        unsafe { new_comm.write(handle) };
-    }
-    made.map(|_| ())
 }
 
 /// # Safety
@@ -171,9 +175,9 @@ pub(crate) unsafe fn init_all(comms: *mut Handle, num_devices: c_int, devices: *
     if device.is_some_and(|device| device < 0) {
         return Err(Failure::new(Code::InvalidArgument, "ncclCommInitAll : invalid device"));
     }
-    let made = ops::init(session, &ops::unique_id(), 1, 0, device, CommConfig::DEFAULT);
-    // SAFETY: as above.
-    sticky(unsafe { hand_out(comms, made.map(Some)) })
+    // SAFETY: promised by the caller.
+    let target = unsafe { target(comms, "CommInitAll") }?;
+    sticky(life::init(session, &ops::unique_id(), (1, 0), device, CommConfig::DEFAULT, target))
 }
 
 /// # Safety
@@ -185,17 +189,99 @@ pub(crate) unsafe fn split(
     new_comm: *mut Handle,
     config: *const c_void,
 ) -> Outcome {
-    let made = session::open().and_then(|_| {
-        let parent = comm::check(parent, "ncclCommSplit")?;
-        if new_comm.is_null() {
-            return Err(Failure::null("ncclCommSplit", "newcomm"));
+    const NAME: &str = "ncclCommSplit";
+    sticky(session::open().and_then(|_| {
+        let parent = comm::check(parent, NAME)?;
+        // SAFETY: promised by the caller.
+        let (target, config) = unsafe { (target(new_comm, NAME)?, read_config(config, parent.config())?) };
+        life::split(parent, color, key, config, target)
+    }))
+}
+
+/// # Safety
+/// `excluded` is null or lists `num_excluded` ranks; `new_comm` is null or writable; `config` is null or an
+/// `ncclConfig_t` of the size it says.
+pub(crate) unsafe fn shrink(
+    parent: Handle,
+    excluded: *const c_int,
+    num_excluded: c_int,
+    new_comm: *mut Handle,
+    config: *const c_void,
+    flags: c_int,
+) -> Outcome {
+    const NAME: &str = "ncclCommShrink";
+    const ABORT: c_int = 1;
+    sticky(session::open().and_then(|_| {
+        let parent = comm::check(parent, NAME)?;
+        // SAFETY: promised by the caller.
+        let target = unsafe { target(new_comm, NAME) }?;
+        if excluded.is_null() {
+            return Err(Failure::null(NAME, "excludeRanksList"));
+        }
+        let Some(num_excluded) = usize::try_from(num_excluded).ok().filter(|count| *count > 0) else {
+            return Err(Failure::new(Code::InvalidArgument, format!("{NAME} : {num_excluded} ranks to exclude")));
+        };
+        // SAFETY: promised by the caller.
+        let excluded = unsafe { core::slice::from_raw_parts(excluded, num_excluded) };
+        // SAFETY: as above.
+        let config = unsafe { read_config(config, parent.config()) }?;
+        life::shrink(parent, excluded, flags & ABORT != 0, config, target)
+    }))
+}
+
+/// # Safety
+/// `id` is null or writable.
+pub(crate) unsafe fn comm_get_unique_id(comm: Handle, id: *mut RawUniqueId) -> Outcome {
+    let comm = comm::check(comm, "ncclCommGetUniqueId")?;
+    ops::ensure_ready(comm, "ncclCommGetUniqueId")?;
+    if id.is_null() {
+        return Err(Failure::null("CommGetUniqueId", "uniqueId"));
+    }
+    let made = life::grow_id(comm)?;
+    // SAFETY: promised by the caller; 128 bytes of no particular alignment.
+    unsafe { id.write_unaligned(made) };
+    Ok(())
+}
+
+/// # Safety
+/// `id` is null or points to an id; `new_comm` is null or writable; `config` is null or an `ncclConfig_t` of the size it says.
+pub(crate) unsafe fn grow(
+    comm: Handle,
+    nranks: c_int,
+    id: *const RawUniqueId,
+    rank: c_int,
+    new_comm: *mut Handle,
+    config: *const c_void,
+) -> Outcome {
+    const NAME: &str = "ncclCommGrow";
+    let bad = |text: String| Failure::new(Code::InvalidArgument, format!("{NAME} : {text}"));
+    // SAFETY: promised by the caller.
+    let target = unsafe { target(new_comm, NAME) }?;
+    if nranks <= 0 {
+        return Err(bad(format!("{nranks} ranks")));
+    }
+    // SAFETY: promised by the caller; ids need not be aligned.
+    let id = (!id.is_null()).then(|| unsafe { id.read_unaligned() });
+    if comm.is_null() {
+        let session = session::open()?;
+        let Some(id) = id else { return Err(bad("a new rank needs a unique id".to_owned())) };
+        if !(0..nranks).contains(&rank) {
+            return Err(bad(format!("rank {rank} of {nranks}")));
         }
         // SAFETY: promised by the caller.
-        let config = unsafe { read_config(config, parent.config()) }?;
-        ops::split(parent, color, key, config)
-    });
-    // SAFETY: as above.
-    sticky(unsafe { hand_out(new_comm, made) })
+        let config = unsafe { read_config(config, CommConfig::DEFAULT) }?;
+        return sticky(life::grow_into(session, (nranks, rank), &id, config, target));
+    }
+    let parent = comm::check(comm, NAME)?;
+    if nranks <= parent.nranks() || rank != -1 {
+        let now = parent.nranks();
+        return Err(bad(format!(
+            "an existing member passes rank -1 and more than {now} ranks, not {rank} and {nranks}"
+        )));
+    }
+    // SAFETY: promised by the caller.
+    let config = unsafe { read_config(config, parent.config()) }?;
+    sticky(life::grow(parent, nranks, id, config, target))
 }
 
 pub(crate) fn finalize(comm: Handle) -> Outcome {
@@ -203,7 +289,7 @@ pub(crate) fn finalize(comm: Handle) -> Outcome {
         return Ok(());
     }
     let finalized = comm::check(comm, "ncclCommFinalize").and_then(|comm| match ops::async_error(comm) {
-        Code::Success if comm.finalize() => Ok(()),
+        Code::Success if comm.finalize() => life::begun(comm),
         Code::Success => Err(Failure::new(Code::InvalidArgument, "ncclCommFinalize : called twice")),
         code => Err(Failure::again(code)),
     });
@@ -233,7 +319,7 @@ pub(crate) fn revoke(comm: Handle, flags: c_int) -> Outcome {
     }
     let comm = comm::check(comm, "ncclCommRevoke")?;
     if flags == 0 && comm.revoke() {
-        return Ok(());
+        return life::begun(comm);
     }
     Err(Failure::new(
         Code::InvalidArgument,
@@ -245,7 +331,7 @@ pub(crate) fn revoke(comm: Handle, flags: c_int) -> Outcome {
 /// `error` is null or writable.
 pub(crate) unsafe fn get_async_error(comm: Handle, error: *mut c_int) -> Outcome {
     // SAFETY: promised by the caller.
-    unsafe { fact(comm, error, "ncclGetAsyncError", "asyncError", |comm| ops::async_error(comm) as c_int) }
+    unsafe { fact(comm, error, "ncclGetAsyncError", "asyncError", |comm| ops::poll(comm) as c_int) }
 }
 
 /// # Safety

@@ -5,8 +5,11 @@ use crate::abi::{API_MAGIC, Code, Team, data_type, properties};
 use crate::comm::{self, FIRST_USER_OPERATOR, PreMul, Scalar};
 use crate::exports_init::device;
 use crate::guard::{Failure, Outcome};
-use crate::ops::refuse_silently;
+use crate::life::begun;
+use crate::ops::{ensure_ready, refuse_silently};
+use crate::{notes, session};
 use core::ffi::{c_int, c_void};
+use prism_wire::frame::Request;
 
 /// `ncclScalarHostImmediate`: the multiplier is read at once.
 const HOST_IMMEDIATE: c_int = 1;
@@ -96,6 +99,7 @@ pub(crate) unsafe fn register(comm: Handle, buffer: *mut c_void, bytes: usize, h
         return Err(Failure::new(Code::InvalidArgument, format!("{NAME} : no buffer ({buffer:p}, {bytes} bytes)")));
     }
     *handle = core::ptr::without_provenance_mut(comm.register(buffer.addr(), bytes));
+    notes::remark("ncclCommRegister: buffers are registered and change no time");
     Ok(())
 }
 
@@ -105,6 +109,106 @@ pub(crate) fn deregister(comm: Handle, handle: *mut c_void) -> Outcome {
         return Ok(());
     }
     Err(Failure::new(Code::InvalidUsage, "ncclCommDeregister : unknown handle"))
+}
+
+/// # Safety
+/// `window` is null or writable.
+pub(crate) unsafe fn window_register(
+    comm: Handle,
+    buffer: *mut c_void,
+    bytes: usize,
+    window: *mut *mut c_void,
+    _flags: c_int,
+) -> Outcome {
+    const NAME: &str = "ncclCommWindowRegister";
+    let comm = comm::check(comm, NAME)?;
+    // SAFETY: promised by the caller.
+    let Some(window) = (unsafe { window.as_mut() }) else { return Err(Failure::null(NAME, "win")) };
+    *window = core::ptr::null_mut();
+    if buffer.is_null() || bytes == 0 {
+        return Err(Failure::new(Code::InvalidArgument, format!("{NAME} : no buffer ({buffer:p}, {bytes} bytes)")));
+    }
+    ensure_ready(comm, NAME)?;
+    *window = core::ptr::without_provenance_mut(comm.add_window(buffer.expose_provenance(), bytes));
+    notes::remark(&format!("{NAME}: windows are registered and change no time"));
+    Ok(())
+}
+
+pub(crate) fn window_deregister(comm: Handle, window: *mut c_void) -> Outcome {
+    let comm = comm::check(comm, "ncclCommWindowDeregister")?;
+    if window.is_null() || comm.remove_window(window.addr()) {
+        return Ok(());
+    }
+    Err(Failure::new(Code::InvalidArgument, "ncclCommWindowDeregister : unknown window"))
+}
+
+/// # Safety
+/// `pointer` is null or writable.
+pub(crate) unsafe fn win_get_user_ptr(comm: Handle, window: *mut c_void, pointer: *mut *mut c_void) -> Outcome {
+    const NAME: &str = "ncclWinGetUserPtr";
+    let comm = comm::check(comm, NAME)?;
+    // SAFETY: promised by the caller.
+    let Some(pointer) = (unsafe { pointer.as_mut() }) else { return Err(Failure::null(NAME, "outUserPtr")) };
+    *pointer = core::ptr::null_mut();
+    let Some(address) = comm.window(window.addr()) else {
+        return Err(Failure::new(Code::InvalidArgument, format!("{NAME} : unknown window")));
+    };
+    *pointer = core::ptr::with_exposed_provenance_mut(address);
+    Ok(())
+}
+
+/// The communicator keeps its (modelled) memory and must be resumed before it is used.
+pub(crate) fn suspend(comm: Handle, flags: c_int) -> Outcome {
+    const MEMORY: c_int = 1;
+    let comm = comm::check(comm, "ncclCommSuspend")?;
+    ensure_ready(comm, "ncclCommSuspend")?;
+    if flags & MEMORY != 0 {
+        comm.set_suspended(true);
+    }
+    begun(comm)
+}
+
+pub(crate) fn resume(comm: Handle) -> Outcome {
+    let comm = comm::check(comm, "ncclCommResume")?;
+    comm.set_suspended(false);
+    ensure_ready(comm, "ncclCommResume")?;
+    begun(comm)
+}
+
+/// What `ncclCommMemStats` is asked for.
+mod memory_stat {
+    use core::ffi::c_int;
+    pub(super) const SUSPENDABLE: c_int = 0;
+    pub(super) const IS_SUSPENDED: c_int = 1;
+    pub(super) const PERSISTENT: c_int = 2;
+    pub(super) const TOTAL: c_int = 3;
+}
+
+/// The engine's model of the communicator's buffers, which can all be suspended.
+///
+/// # Safety
+/// `value` is null or writable.
+pub(crate) unsafe fn mem_stats(comm: Handle, stat: c_int, value: *mut u64) -> Outcome {
+    const NAME: &str = "ncclCommMemStats";
+    let comm = comm::check(comm, NAME)?;
+    if !comm.is_suspended() {
+        ensure_ready(comm, NAME)?;
+    }
+    // SAFETY: promised by the caller.
+    let Some(value) = (unsafe { value.as_mut() }) else { return Err(Failure::null(NAME, "value")) };
+    *value = match stat {
+        memory_stat::IS_SUSPENDED => u64::from(comm.is_suspended()),
+        memory_stat::PERSISTENT => 0,
+        memory_stat::SUSPENDABLE | memory_stat::TOTAL => {
+            let session = session::of_comm()?;
+            session.settle()?;
+            let answer = session.control(&Request::CommMemory { comm_id: comm.id() })?;
+            let bytes = answer.try_into().map(u64::from_le_bytes);
+            bytes.map_err(|_| Failure::new(Code::InternalError, "the engine's answer about memory makes no sense"))?
+        }
+        _ => return Err(Failure::new(Code::InvalidArgument, format!("{NAME} : unknown statistic {stat}"))),
+    };
+    Ok(())
 }
 
 /// Who and where, and none of the capabilities that would make a client use NCCL from the device.

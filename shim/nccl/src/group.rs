@@ -1,10 +1,13 @@
 //! `ncclGroupStart` ... `ncclGroupEnd`: nesting per thread, a sticky error, and operations that wait for the end.
 
 use crate::abi::Code;
+use crate::collective::Collective;
 use crate::comm::Comm;
+use crate::exchange::{self, Job, MESSAGE, Stage, Tag};
 use crate::guard::{Failure, Outcome};
 use crate::session::{self, Session};
 use crate::values::Payload;
+use prism_wire::frame::Request;
 use prism_wire::message::{Record, RecordKind};
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,14 +20,16 @@ pub(crate) struct Pending {
     pub(crate) comm: Comm,
     pub(crate) record: Record,
     pub(crate) payload: Option<Payload>,
-    /// Set for a message of a rank to itself.
-    pub(crate) to_self: Option<SelfMessage>,
+    /// Of a send or a receive.
+    pub(crate) message: Option<Message>,
 }
 
-/// One side of a message of a rank to itself.
+/// One side of a message.
 #[derive(Clone, Copy)]
-pub(crate) struct SelfMessage {
+pub(crate) struct Message {
     pub(crate) is_send: bool,
+    pub(crate) is_to_self: bool,
+    pub(crate) peer: u32,
     pub(crate) address: usize,
     pub(crate) bytes: u64,
 }
@@ -34,7 +39,14 @@ struct Group {
     operations: Vec<Pending>,
     /// Communicators destroyed inside the group: they end with it.
     destroyed: Vec<Comm>,
+    /// Communicators made inside the group: their members meet at its end.
+    meetings: Vec<Meeting>,
+    /// Does the group wait for its end? That of the first communicator decides.
+    is_blocking: Option<bool>,
 }
+
+/// What makes a communicator whose members have to meet.
+pub(crate) type Meeting = Box<dyn FnOnce() -> Outcome + Send>;
 
 thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
@@ -56,14 +68,27 @@ pub(crate) fn start() {
 /// Keeps the error of a call inside the group: the end of the group returns it and launches nothing.
 #[cold]
 pub(crate) fn note_error(code: Code) {
-    if is_open() {
+    if is_open() && code != Code::InProgress {
         ERROR.set(code);
     }
 }
 
 /// Adds an operation to the open group.
-pub(crate) fn push(pending: Pending) {
-    GROUP.with_borrow_mut(|group| group.operations.push(pending));
+pub(crate) fn push(pending: Pending) -> Outcome {
+    GROUP.with_borrow_mut(|group| {
+        let is_blocking = !pending.comm.is_non_blocking();
+        if *group.is_blocking.get_or_insert(is_blocking) != is_blocking {
+            let text = "blocking and non-blocking communicators are used in one group";
+            return Err(Failure::new(Code::InvalidArgument, text));
+        }
+        group.operations.push(pending);
+        Ok(())
+    })
+}
+
+/// Has the members of a communicator meet at the end of the open group.
+pub(crate) fn push_meeting(meeting: Meeting) {
+    GROUP.with_borrow_mut(|group| group.meetings.push(meeting));
 }
 
 /// Destroys a communicator at the end of the open group; false if that was asked for already.
@@ -77,9 +102,34 @@ pub(crate) fn push_destroyed(comm: Comm) -> bool {
     })
 }
 
-/// Closes the group. `check` runs only at the outermost end, before anything is launched; `launch` false drops the
-/// operations instead.
-pub(crate) fn end(launch: bool, check: impl FnOnce() -> Outcome) -> Outcome {
+/// Closes the group; the outermost end launches its operations.
+pub(crate) fn end() -> Outcome {
+    close(launch_all)
+}
+
+/// Closes the group; the outermost end runs `check`, launches nothing, and answers how long the last collective would take,
+/// ns. NCCL estimates no messages, and of several collectives the last.
+pub(crate) fn simulate_end(check: impl FnOnce() -> Outcome) -> Result<Option<u64>, Failure> {
+    let mut estimate = None;
+    close(|operations, _| {
+        check()?;
+        estimate = estimated(&operations)?;
+        Ok(())
+    })?;
+    Ok(estimate)
+}
+
+fn estimated(operations: &[Pending]) -> Result<Option<u64>, Failure> {
+    let is_collective = |operation: &&Pending| operation.record.kind == RecordKind::Collective as u16;
+    let Some(last) = operations.iter().rfind(is_collective).map(|operation| operation.record) else { return Ok(None) };
+    let request = Request::CommEstimate { comm_id: last.e, f: last.f, root: last.g, count: last.a };
+    let answer = session::of_comm()?.control(&request)?;
+    let ns = answer.try_into().map(u64::from_le_bytes);
+    ns.map(Some).map_err(|_| Failure::new(Code::InternalError, "the engine's estimate makes no sense"))
+}
+
+/// `then` gets the operations of the outermost group, and a place where the emptied vector may be left for the next one.
+fn close(then: impl FnOnce(Vec<Pending>, &mut Vec<Pending>) -> Outcome) -> Outcome {
     let depth = DEPTH.get();
     if depth == 0 {
         return Err(Failure::new(Code::InvalidUsage, "ncclGroupEnd: not in a group call."));
@@ -90,18 +140,44 @@ pub(crate) fn end(launch: bool, check: impl FnOnce() -> Outcome) -> Outcome {
     }
     let error = ERROR.replace(Code::Success);
     let mut group = GROUP.take();
-    let result = if error == Code::Success { check() } else { Err(Failure::again(error)) }
-        .and_then(|()| if launch { launch_all(&group.operations) } else { Ok(()) });
+    let operations = core::mem::take(&mut group.operations);
+    let meetings = core::mem::take(&mut group.meetings);
+    let result = if error == Code::Success {
+        meet(meetings).and_then(|()| then(operations, &mut group.operations))
+    } else {
+        Err(Failure::again(error))
+    };
     let destroyed = group.destroyed.iter().map(|comm| crate::ops::destroy_now(*comm)).fold(Ok(()), Outcome::and);
     let result = result.and(destroyed);
     // Keep the room for the next group.
-    group.operations.clear();
     group.destroyed.clear();
+    group.is_blocking = None;
     GROUP.set(group);
     result
 }
 
-fn launch_all(operations: &[Pending]) -> Outcome {
+/// Members of several communicators meet at once: other ranks may come to them in another order.
+fn meet(mut meetings: Vec<Meeting>) -> Outcome {
+    let Some(last) = meetings.pop() else { return Ok(()) };
+    std::thread::scope(|scope| {
+        let others: Vec<_> = meetings.into_iter().map(|meeting| scope.spawn(meeting)).collect();
+        let result = last();
+        let join = |other: std::thread::ScopedJoinHandle<'_, Outcome>| {
+            other.join().unwrap_or_else(|_| Err(Failure::new(Code::InternalError, "a communicator's thread panicked")))
+        };
+        others.into_iter().map(join).fold(result, Outcome::and)
+    })
+}
+
+/// Launches one operation outside any group, where the call waits or has somebody wait for it.
+pub(crate) fn launch_alone(session: &'static Session, operation: Pending) -> Outcome {
+    let cancelled = cancelled_with(core::slice::from_ref(&operation));
+    session.append_unless(&operation.record, &cancelled)?;
+    finish(session, vec![operation])
+}
+
+/// `room` gets the emptied vector back, for the next group, if that is possible.
+fn launch_all(operations: Vec<Pending>, room: &mut Vec<Pending>) -> Outcome {
     if operations.is_empty() {
         return Ok(());
     }
@@ -111,20 +187,106 @@ fn launch_all(operations: &[Pending]) -> Outcome {
             "a communicator was aborted before the group of its operations ended",
         ));
     }
-    let messages = pair_self_messages(operations)?;
+    let messages = pair_self_messages(&operations)?;
     let session = session::of_comm()?;
     let ordinal = next_ordinal();
+    let is_host = session.is_host();
+    {
+        let on_host = is_host.then(|| cancelled_with(&operations));
+        let cancelled = || on_host.as_ref().is_some_and(|cancelled| cancelled());
+        for operation in &operations {
+            session.append_unless(&Record { h: ordinal, ..operation.record }, &cancelled)?;
+            if let Some(payload) = operation.payload.as_ref().filter(|_| !is_host) {
+                crate::ops::fill(session, payload);
+            }
+        }
+        for (send, recv) in messages {
+            copy_message(session, send, recv);
+        }
+        let end = Record { kind: RecordKind::GroupEnd as u16, h: ordinal, ..Record::default() };
+        session.append_unless(&end, &cancelled)?;
+    }
+    if is_host || operations[0].comm.is_non_blocking() {
+        return finish(session, operations);
+    }
+    *room = operations;
+    room.clear();
+    Ok(())
+}
+
+/// Was a communicator of these operations aborted or revoked?
+fn cancelled_with(operations: &[Pending]) -> impl Fn() -> bool + use<> {
+    let comms: Vec<(Comm, u32)> = operations.iter().map(|operation| (operation.comm, operation.record.e)).collect();
+    move || comms.iter().any(|(comm, id)| comm.is_interrupted_since(*id))
+}
+
+/// Waits for operations that have been appended and does what they do; on non-blocking communicators, in a thread.
+fn finish(session: &'static Session, operations: Vec<Pending>) -> Outcome {
+    if !operations[0].comm.is_non_blocking() {
+        return finish_now(session, &operations);
+    }
+    let mut comms: Vec<Comm> = operations.iter().map(|operation| operation.comm).collect();
+    comms.dedup_by_key(|comm| comm.id());
+    let underway: Vec<_> = comms.iter().map(|comm| comm.begin()).collect();
+    let work = move || {
+        let result = finish_now(session, &operations);
+        let code = result.as_ref().map_or_else(|failure| failure.code, |()| Code::Success);
+        for operation in &underway {
+            operation.end(code);
+        }
+        result
+    };
+    in_background(session.is_host(), work)
+}
+
+/// Runs what a non-blocking communicator does, in a thread if it may take long. The answer is "in progress".
+pub(crate) fn in_background(may_wait: bool, work: impl FnOnce() -> Outcome + Send + 'static) -> Outcome {
+    let work = move || {
+        crate::guard::call(work);
+    };
+    if may_wait {
+        let thread = std::thread::Builder::new().name("prism-nccl".to_owned()).spawn(work);
+        thread.map_err(|error| Failure::new(Code::SystemError, format!("no thread: {error}")))?;
+    } else {
+        work();
+    }
+    Err(Failure::again(Code::InProgress))
+}
+
+fn finish_now(session: &Session, operations: &[Pending]) -> Outcome {
+    session.complete(&cancelled_with(operations))?;
+    if !session.is_host() {
+        return Ok(());
+    }
+    let mut jobs: Vec<(u32, Job, Stage)> = Vec::new();
     for operation in operations {
-        session.append(&Record { h: ordinal, ..operation.record })?;
-        if let Some(payload) = &operation.payload {
-            crate::ops::fill(session, payload);
+        let Some(channel) = operation.comm.channel() else {
+            if let Some(payload) = &operation.payload {
+                crate::ops::fill(session, payload);
+            }
+            continue;
+        };
+        let id = operation.record.e;
+        let at = jobs.iter().position(|(other, ..)| *other == id).unwrap_or_else(|| {
+            jobs.push((id, Job::new(operation.comm, channel), Stage::default()));
+            jobs.len() - 1
+        });
+        let (_, job, messages) = &mut jobs[at];
+        if let Some(payload) = operation.payload {
+            job.add(Box::new(Collective::new(payload)));
+        }
+        if let Some(message) = operation.message.filter(|message| !message.is_to_self) {
+            let tag = Tag { kind: MESSAGE, dtype: 0, op: 0, root: 0, count: message.bytes };
+            let post = if message.is_send { Stage::send } else { Stage::receive };
+            post(messages, message.peer as usize, tag, message.address, message.bytes as usize);
         }
     }
-    for (send, recv) in messages {
-        copy_message(session, send, recv);
-    }
-    session.append(&Record { kind: RecordKind::GroupEnd as u16, h: ordinal, ..Record::default() })?;
-    session.complete()
+    // Collectives come before messages, as in NCCL.
+    let ready = jobs.into_iter().map(|(_, mut job, messages)| {
+        job.add(Box::new(Some(messages)));
+        job
+    });
+    exchange::run(ready.collect())
 }
 
 fn next_ordinal() -> u32 {
@@ -137,9 +299,11 @@ fn next_ordinal() -> u32 {
 }
 
 /// Matches a rank's messages to itself: the k-th send of a communicator with its k-th receive.
-fn pair_self_messages(operations: &[Pending]) -> Result<Vec<(SelfMessage, SelfMessage)>, Failure> {
-    let messages: Vec<_> =
-        operations.iter().filter_map(|operation| Some((operation.comm.id(), operation.to_self?))).collect();
+fn pair_self_messages(operations: &[Pending]) -> Result<Vec<(Message, Message)>, Failure> {
+    let messages: Vec<_> = operations
+        .iter()
+        .filter_map(|operation| Some((operation.comm.id(), operation.message.filter(|message| message.is_to_self)?)))
+        .collect();
     let mut pairs = Vec::new();
     let mut is_taken = vec![false; messages.len()];
     for (index, (comm, first)) in messages.iter().enumerate() {
@@ -168,9 +332,9 @@ pub(crate) fn lonely(is_send: bool) -> Failure {
 }
 
 /// A message to oneself is real data.
-fn copy_message(session: &Session, send: SelfMessage, recv: SelfMessage) {
+fn copy_message(session: &Session, send: Message, recv: Message) {
     let bytes = send.bytes.min(recv.bytes);
-    let may_copy = bytes <= crate::values::MAX_MIRRORED_BYTES
+    let may_copy = (session.is_host() || bytes <= crate::values::MAX_MIRRORED_BYTES)
         && session.is_accessible(send.address, bytes)
         && session.is_accessible(recv.address, bytes);
     if may_copy && bytes > 0 {

@@ -7,7 +7,7 @@ use core::ffi::c_void;
 use prism_wire::client::{Client, ControlError};
 use prism_wire::control::ControlKind;
 use prism_wire::frame::{DeviceMode, Hello};
-use prism_wire::message::{Record, RecordKind, ReplyStatus};
+use prism_wire::message::{FLAG_BACKGROUND, Record, RecordKind, ReplyStatus};
 use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,6 +16,9 @@ use std::sync::{Mutex, PoisonError};
 
 /// Alignment of memory of `ncclMemAlloc`.
 const ALIGNMENT: usize = 4_096;
+
+/// The engine is gone.
+pub(crate) struct Gone;
 
 /// A session owned by this library.
 pub(crate) struct Host {
@@ -44,18 +47,34 @@ impl Host {
         lines.find(|(name, _)| name.trim() == key).map(|(_, value)| value)
     }
 
-    /// Appends a record after `cost_ns` on the host; false when the engine is gone.
+    /// Appends a record after `cost_ns` on the host. `None` when it was cancelled while the ring was full.
     #[inline]
-    pub(crate) fn append(&self, record: &Record, cost_ns: i64) -> bool {
+    pub(crate) fn append(
+        &self,
+        record: &Record,
+        cost_ns: i64,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<Option<()>, Gone> {
         let host_ns = self.clock_ns.fetch_add(cost_ns, Ordering::Relaxed) + cost_ns;
-        self.client.append(&Record { host_ns, ..*record }).is_ok()
+        let is_appended = self.client.append_unless(&Record { host_ns, ..*record }, is_cancelled).map_err(|_| Gone)?;
+        Ok(is_appended.then_some(()))
+    }
+
+    /// Waits until the engine has taken in what was appended so far. Moves no clock.
+    pub(crate) fn settle(&self) -> Result<(), Code> {
+        let host_ns = self.clock_ns.load(Ordering::Relaxed);
+        let query =
+            Record { kind: RecordKind::StreamQuery as u16, flags: FLAG_BACKGROUND, host_ns, ..Record::default() };
+        self.client.query(query).map(|_| ()).map_err(|_| Code::RemoteError)
     }
 
     /// Waits until everything appended so far is done; the host clock goes on from there.
-    pub(crate) fn drain(&self) -> Result<(), Code> {
+    /// When cancelled it stops waiting, with [`Code::InProgress`].
+    pub(crate) fn drain(&self, is_cancelled: &dyn Fn() -> bool) -> Result<(), Code> {
         let host_ns = self.clock_ns.load(Ordering::Relaxed);
         let query = Record { kind: RecordKind::StreamSync as u16, host_ns, ..Record::default() };
-        let reply = self.client.query(query).map_err(|_| Code::RemoteError)?;
+        let reply = self.client.query_unless(query, is_cancelled).map_err(|_| Code::RemoteError)?;
+        let reply = reply.ok_or(Code::InProgress)?;
         match reply.status {
             status if status == ReplyStatus::Ok as u32 => {
                 self.clock_ns.fetch_max(reply.host_ns, Ordering::Relaxed);

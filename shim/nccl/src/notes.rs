@@ -74,6 +74,14 @@ fn report(session: &Session, row: usize, column: usize) {
     let _ = session.control(&Request::Note { count, text });
 }
 
+/// Counts something rare for the summary.
+pub(crate) fn remark(text: &str) {
+    if let Some(session) = crate::session::current().filter(|session| !session.is_dead()) {
+        // As above.
+        let _ = session.control(&Request::Note { count: 1, text: text.to_owned() });
+    }
+}
+
 /// Forgets the counts of the parent. Async-signal-safe.
 pub(crate) fn forget_all() {
     for counter in PENDING.iter().flatten().chain(SEEN.iter().flatten()) {

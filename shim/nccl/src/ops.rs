@@ -1,17 +1,18 @@
 //! What a call does, once its C arguments have been read.
 
 use crate::Handle;
-use crate::abi::{Code, CommConfig, RawUniqueId, SPLIT_NOCOLOR, data_type};
-use crate::comm::{self, Comm, FIRST_USER_OPERATOR, NewComm};
-use crate::group::{self, Pending, SelfMessage};
+use crate::abi::{Code, RawUniqueId, data_type};
+use crate::collective::Collective;
+use crate::comm::{self, Comm, FIRST_USER_OPERATOR};
+use crate::group::{self, Message, Pending};
 use crate::guard::{Failure, Outcome, tell};
 use crate::notes::{self, Fate};
 use crate::session::{self, Session};
 use crate::values::{MAX_MIRRORED_BYTES, Payload};
 use crate::{config, guard};
-use core::ffi::{CStr, c_char, c_int};
+use core::ffi::c_int;
 use prism_wire::control::{UNIQUE_ID_BYTES, UNIQUE_ID_LOCAL_MAGIC};
-use prism_wire::frame::{CommSplitAnswer, Request};
+use prism_wire::frame::Request;
 use prism_wire::message::{CollectiveKind, CopyDirection, DataType, FLAG_CAPTURED, Record, RecordKind, ReduceOp};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -55,7 +56,9 @@ pub(crate) fn enqueue(call: &Call) -> Outcome {
         }
     };
     let result = enqueue_on(call, comm);
-    if let Err(failure) = &result {
+    if let Err(failure) = &result
+        && failure.code != Code::InProgress
+    {
         group::note_error(failure.code);
         comm.note_error(failure.code);
     }
@@ -97,6 +100,7 @@ fn enqueue_on(call: &Call, comm: Comm) -> Outcome {
         count: call.count as u64,
         nranks: nranks as u32,
         rank: rank as u32,
+        root: call.root as u32,
         is_root: rank == call.root,
     };
     if nranks == 1 {
@@ -125,14 +129,16 @@ fn enqueue_on(call: &Call, comm: Comm) -> Outcome {
         None
     };
     if group::is_open() {
-        group::push(Pending { comm, record, payload, to_self: None });
-        return Ok(());
+        return group::push(Pending { comm, record, payload, message: None });
+    }
+    if session.is_host() || comm.is_non_blocking() {
+        return group::launch_alone(session, Pending { comm, record, payload, message: None });
     }
     session.append(&record)?;
     if let Some(payload) = &payload {
         fill(session, payload);
     }
-    session.complete()
+    Ok(())
 }
 
 fn enqueue_message(session: &'static Session, call: &Call, comm: Comm, dtype: DataType) -> Outcome {
@@ -148,22 +154,27 @@ fn enqueue_message(session: &'static Session, call: &Call, comm: Comm, dtype: Da
         ..Record::default()
     };
     let bytes = (call.count as u64).saturating_mul(dtype.size_bytes());
-    let to_self = (call.root == comm.rank()).then_some(SelfMessage { is_send, address: call.recv, bytes });
+    let is_to_self = call.root == comm.rank();
+    let message = Some(Message { is_send, is_to_self, peer: call.root as u32, address: call.recv, bytes });
     if group::is_open() {
-        group::push(Pending { comm, record, payload: None, to_self });
-        return Ok(());
+        return group::push(Pending { comm, record, payload: None, message });
     }
-    if to_self.is_some() {
+    if is_to_self {
         return Err(group::lonely(is_send));
     }
-    session.append(&record)?;
-    session.complete()
+    if session.is_host() || comm.is_non_blocking() {
+        return group::launch_alone(session, Pending { comm, record, payload: None, message });
+    }
+    session.append(&record)
 }
 
 /// A collective of one rank is a copy on its stream, at once, even inside a group.
 fn run_alone(session: &Session, call: &Call, payload: &Payload) -> Outcome {
     if payload.send == payload.recv && payload.op != ReduceOp::PreMulSum {
         return Ok(());
+    }
+    if session.is_host() {
+        Collective::new(*payload).run_alone();
     }
     let flags = flags(session, call.stream);
     session.append(&Record {
@@ -174,12 +185,15 @@ fn run_alone(session: &Session, call: &Call, payload: &Payload) -> Outcome {
         b: CopyDirection::DeviceToDevice as u64,
         ..Record::default()
     })?;
+    if session.is_host() {
+        return session.complete(&|| false);
+    }
     if flags & FLAG_CAPTURED == 0 {
         fill(session, payload);
     } else {
         notes::count(session, Fate::Captured, payload.kind);
     }
-    session.complete()
+    session.complete(&|| false)
 }
 
 #[inline]
@@ -219,17 +233,32 @@ fn invalid(function: &str, what: &str, value: c_int) -> Failure {
 
 /// May operations be issued on the communicator?
 #[inline]
-fn ensure_ready(comm: Comm, function: &'static str) -> Outcome {
+pub(crate) fn ensure_ready(comm: Comm, function: &'static str) -> Outcome {
     if comm.is_revoked() {
         return Err(Failure::new(Code::InvalidUsage, format!("{function} : the communicator was revoked")));
     }
+    if comm.is_suspended() {
+        return Err(Failure::new(Code::InvalidUsage, format!("{function} : the communicator is suspended")));
+    }
     match async_error(comm) {
         Code::Success => Ok(()),
+        Code::InProgress => Err(Failure::new(
+            Code::InvalidArgument,
+            format!("{function} : the communicator is used before its previous operation returned ncclSuccess"),
+        )),
         code => Err(Failure::again(code)),
     }
 }
 
 /// What `ncclCommGetAsyncError` answers. Takes no lock and waits for nobody.
+pub(crate) fn poll(comm: Comm) -> Code {
+    match comm.poll() {
+        Code::Success => async_error(comm),
+        code => code,
+    }
+}
+
+/// The state of a communicator.
 #[inline]
 pub(crate) fn async_error(comm: Comm) -> Code {
     match comm.async_error() {
@@ -247,67 +276,6 @@ pub(crate) fn unique_id() -> RawUniqueId {
     id[12..16].copy_from_slice(&config::rank().unwrap_or(u32::MAX).to_le_bytes());
     id[16..24].copy_from_slice(&COUNTER.fetch_add(1, Ordering::Relaxed).to_le_bytes());
     RawUniqueId(id)
-}
-
-/// A communicator from a unique id, on `device` or else on the thread's current one.
-pub(crate) fn init(
-    session: &Session,
-    id: &RawUniqueId,
-    nranks: i32,
-    rank: i32,
-    device: Option<i32>,
-    config: CommConfig,
-) -> Result<Comm, Failure> {
-    comm::create(|comm_id| {
-        let (nranks_sent, group_rank) = (nranks as u32, rank as u32);
-        session.control(&Request::CommInit { comm_id, nranks: nranks_sent, group_rank, unique_id: id.0 })?;
-        Ok(NewComm { nranks, rank, device: device.unwrap_or_else(|| session.current_device()), config })
-    })
-}
-
-/// A communicator of the members of `parent` with the same colour; none for [`SPLIT_NOCOLOR`].
-pub(crate) fn split(parent: Comm, color: i32, key: i32, config: CommConfig) -> Result<Option<Comm>, Failure> {
-    ensure_ready(parent, "ncclCommSplit")?;
-    let session = session::of_comm()?;
-    let group_name = current_group();
-    let request = |comm_id| {
-        let (parent, group_name) = (parent.id(), group_name.clone());
-        session.control(&Request::CommSplit { comm_id, parent, color, key, group_name })
-    };
-    if color == SPLIT_NOCOLOR {
-        // Takes part, but uses up no id.
-        return request(0).map(|_| None);
-    }
-    let comm = comm::create(|comm_id| {
-        let answer = request(comm_id)?;
-        let answer = CommSplitAnswer::decode(&answer).ok();
-        let sizes =
-            answer.and_then(|answer| Some((answer.nranks.try_into().ok()?, answer.group_rank.try_into().ok()?)));
-        match sizes {
-            Some((nranks, rank)) if (0..nranks).contains(&rank) => {
-                Ok(NewComm { nranks, rank, device: parent.device(), config })
-            }
-            _ => Err(Failure::new(Code::InternalError, "the engine's answer to ncclCommSplit makes no sense")),
-        }
-    });
-    comm.map(Some)
-}
-
-/// Name of the process group that the framework is just creating, as the hook told the device library; may be empty.
-fn current_group() -> String {
-    // SAFETY: looks up a name in the global scope.
-    let symbol = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"prism_current_group".as_ptr()) };
-    if symbol.is_null() {
-        return String::new();
-    }
-    // SAFETY: the name belongs to a function of this type.
-    let name_of: extern "C" fn() -> *const c_char = unsafe { core::mem::transmute(symbol) };
-    let name = name_of();
-    if name.is_null() {
-        return String::new();
-    }
-    // SAFETY: not null, so a C string.
-    unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
 }
 
 /// Destroys a communicator, at the end of the open group if there is one.
@@ -357,10 +325,12 @@ pub(crate) fn refuse_part(function: &'static str, part: &str) -> Outcome {
     Err(Failure::new(Code::InvalidUsage, text))
 }
 
-/// The same for functions whose first argument is a communicator.
-pub(crate) fn refuse_on_comm(function: &'static str, comm: Handle) -> Outcome {
-    comm::check(comm, function)?;
-    refuse(function)
+/// Answers an export of the table that is refused, with its code. A communicator among the arguments is checked first.
+pub(crate) fn refuse_export(function: &'static str, code: Code, comm: Option<Handle>) -> Outcome {
+    if let Some(comm) = comm {
+        comm::check(comm, function)?;
+    }
+    refuse(function).map_err(|failure| Failure { code, ..failure })
 }
 
 /// Refuses a function that cannot return an error: the text and the line are all it gets.

@@ -5,14 +5,16 @@
 //! every child process, most of which never use NCCL.
 
 use crate::abi::Code;
+use crate::channel::{self, interrupted};
 use crate::comm;
 use crate::config::{self, Device};
 use crate::guard::{Failure, Outcome};
-use crate::host::Host;
+use crate::host::{Gone, Host};
 use core::ffi::{CStr, c_void};
+use prism_wire::control::CONFIG_LIVE;
 use prism_wire::device::{SESSION_SYMBOL, SessionTable};
 use prism_wire::frame::Request;
-use prism_wire::message::{Record, RecordKind};
+use prism_wire::message::{FLAG_BACKGROUND, Record, RecordKind, Reply};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, Once};
 
@@ -33,6 +35,8 @@ pub(crate) struct Session {
     link: Link,
     call_ns: i64,
     is_dead: AtomicBool,
+    /// Ranks that run for real, as far as the engine told (host device only).
+    live: usize,
 }
 
 /// The session of this process once one was found. Never freed: communicators and a watchdog may still look at it.
@@ -88,6 +92,7 @@ fn watch_process() {
 extern "C" fn after_fork_in_child() {
     CURRENT.store(core::ptr::null_mut(), Ordering::Release);
     comm::forget_all();
+    channel::forget_all();
     crate::notes::forget_all();
 }
 
@@ -109,7 +114,8 @@ impl Session {
         if let (Device::Host, Some(path)) = (device, &path) {
             let host = Host::connect(path)?;
             let call_ns = call_ns(host.config("host.nccl_ns"))?;
-            return Ok(Self::new(Link::Host(host), call_ns));
+            let live = host.config(CONFIG_LIVE).map_or(0, |ranks| ranks.split(',').count());
+            return Ok(Self { live, ..Self::new(Link::Host(host), call_ns) });
         }
         if let Some(table) = exported_table()? {
             // SAFETY: a function of the table; the key is a C string.
@@ -129,7 +135,7 @@ impl Session {
     }
 
     fn new(link: Link, call_ns: i64) -> Self {
-        Self { link, call_ns, is_dead: AtomicBool::new(false) }
+        Self { link, call_ns, is_dead: AtomicBool::new(false), live: 0 }
     }
 
     /// Did a call find the engine gone?
@@ -148,13 +154,24 @@ impl Session {
         Failure::new(Code::RemoteError, "the prism engine is gone")
     }
 
+    /// Can all members of a communicator of so many ranks be processes that run for real and meet here?
+    pub(crate) fn may_meet(&self, nranks: i32) -> bool {
+        nranks >= 1 && self.live >= nranks as usize
+    }
+
     /// Appends a record for a call of the program.
     #[inline]
     pub(crate) fn append(&self, record: &Record) -> Outcome {
+        self.append_unless(record, &|| false)
+    }
+
+    /// Appends a record for a call of the program; stops waiting for room in the ring when cancelled.
+    #[inline]
+    pub(crate) fn append_unless(&self, record: &Record, is_cancelled: &dyn Fn() -> bool) -> Outcome {
         if comm::any_aborted() {
             self.send_aborted()?;
         }
-        self.push(record, self.call_ns)
+        self.push(record, self.call_ns, is_cancelled)
     }
 
     /// Tells the engine of aborted communicators; that costs the program no time.
@@ -162,27 +179,47 @@ impl Session {
     fn send_aborted(&self) -> Outcome {
         comm::take_aborted().into_iter().try_for_each(|id| {
             let record = Record { kind: RecordKind::CommDestroy as u16, e: id, ..Record::default() };
-            self.push(&record, 0)
+            self.push(&record, 0, &|| false)
         })
     }
 
     #[inline]
-    fn push(&self, record: &Record, cost_ns: i64) -> Outcome {
+    fn push(&self, record: &Record, cost_ns: i64, is_cancelled: &dyn Fn() -> bool) -> Outcome {
         let is_sent = match &self.link {
             // SAFETY: a function of the table, with a valid record.
             Link::Table(table) => unsafe { (table.append)(record, cost_ns) == 0 },
-            Link::Host(host) => host.append(record, cost_ns),
+            Link::Host(host) => match host.append(record, cost_ns, is_cancelled) {
+                Ok(Some(())) => true,
+                Ok(None) => return Err(interrupted()),
+                Err(Gone) => false,
+            },
         };
         if is_sent { Ok(()) } else { Err(self.died()) }
     }
 
+    /// Waits until the engine has taken in what was appended so far. Costs the program no time.
+    pub(crate) fn settle(&self) -> Outcome {
+        let is_settled = match &self.link {
+            Link::Table(table) => {
+                let flags = FLAG_BACKGROUND;
+                let query = Record { kind: RecordKind::StreamQuery as u16, flags, ..Record::default() };
+                let mut reply = Reply::default();
+                // SAFETY: a function of the table; record and reply are valid.
+                unsafe { (table.query)(&raw const query, &raw mut reply) == 0 }
+            }
+            Link::Host(host) => host.settle().is_ok(),
+        };
+        if is_settled { Ok(()) } else { Err(self.died()) }
+    }
+
     /// On the host device calls return when they are done: waits until the stream is drained.
     #[inline]
-    pub(crate) fn complete(&self) -> Outcome {
+    pub(crate) fn complete(&self, is_cancelled: &dyn Fn() -> bool) -> Outcome {
         match &self.link {
             Link::Table(_) => Ok(()),
-            Link::Host(host) => match host.drain() {
+            Link::Host(host) => match host.drain(is_cancelled) {
                 Ok(()) => Ok(()),
+                Err(Code::InProgress) => Err(interrupted()),
                 Err(Code::RemoteError) => Err(self.died()),
                 Err(code) => Err(Failure::new(code, "the prism session failed; the launcher's log says why")),
             },

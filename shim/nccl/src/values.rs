@@ -4,6 +4,7 @@
 //! pickled objects survive, a sum is `n` times one's own value. What cannot be known that way (a receive, a broadcast to
 //! this rank) leaves the buffer as it is. NCCL's rounding is not imitated: a sum is one multiplication.
 
+use crate::arith::{Byte, Word};
 use crate::comm::{PreMul, Scalar};
 use crate::floats::{Brain, E4m3, E5m2, Half, Small};
 use prism_wire::message::{CollectiveKind, DataType, ReduceOp};
@@ -25,6 +26,8 @@ pub(crate) struct Payload {
     pub(crate) count: u64,
     pub(crate) nranks: u32,
     pub(crate) rank: u32,
+    /// Group rank of the root, 0 where there is none.
+    pub(crate) root: u32,
     pub(crate) is_root: bool,
 }
 
@@ -206,37 +209,19 @@ impl Number for f64 {
     }
 }
 
-/// A two-byte float in memory.
-#[derive(Clone, Copy)]
-#[repr(transparent)]
-struct Word<F>(u16, core::marker::PhantomData<F>);
-
-/// A one-byte float in memory.
-#[derive(Clone, Copy)]
-#[repr(transparent)]
-struct Byte<F>(u8, core::marker::PhantomData<F>);
-
 macro_rules! small_floats {
-    ($($holder:ident: $int:ty;)*) => {$(
-        impl<const E: u32, const M: u32, const I: bool, const S: bool> $holder<Small<E, M, I, S>> {
-            fn to_f32(self) -> f32 {
-                Small::<E, M, I, S>(u16::from(self.0)).to_f32()
-            }
-            fn from_f32(value: f32) -> Self {
-                Self(Small::<E, M, I, S>::from_f32(value).0 as $int, core::marker::PhantomData)
-            }
-        }
+    ($($holder:ident)*) => {$(
         impl<const E: u32, const M: u32, const I: bool, const S: bool> Number for $holder<Small<E, M, I, S>> {
             fn times(self, n: u32) -> Self {
-                Self::from_f32(self.to_f32().times(n))
+                Self::from_value(self.value().times(n))
             }
             fn power(self, n: u32) -> Self {
-                Self::from_f32(self.to_f32().power(n))
+                Self::from_value(self.value().power(n))
             }
             fn scaled(self, factor: Self) -> Self {
-                Self::from_f32(self.to_f32() * factor.to_f32())
+                Self::from_value(self.value() * factor.value())
             }
         }
     )*};
 }
-small_floats! { Word: u16; Byte: u8; }
+small_floats!(Word Byte);

@@ -2,10 +2,12 @@
 //! against absent peers.
 //!
 //! [`Session`] owns the threads and sockets, `state` is the machine they feed, `waiting` has its answers, `translate` turns
-//! facts of the wire into ops, `identity` finds out which ranks a communicator has, `recorder` keeps op programs, `helper` serves other processes of a rank, `summary` reports.
+//! facts of the wire into ops, `identity` finds out which ranks a communicator has, `recorder` keeps op programs, `helper` serves other processes of a rank, `comms` answers requests about communicators, `summary` reports.
 
+mod comms;
 mod helper;
 pub mod identity;
+mod nccl_init;
 mod nccl_memory;
 mod process;
 mod recorder;

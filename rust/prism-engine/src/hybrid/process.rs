@@ -1,11 +1,14 @@
 //! What the session knows of one live rank.
 
 use super::identity::{CommKey, IdentityTable, parse_key};
+use super::nccl_memory::{self, Uses};
 use super::recorder::Recorder;
 use super::translate::Names;
 use crate::graph::op::OpKind;
 use crate::ids::{NameId, SlotId};
+use crate::profile::Profile;
 use crate::slice::recording::{CommOrigin, ProcessGroup, RankRecording, RecordedComm};
+use crate::units::SimTime;
 use indexmap::IndexSet;
 use prism_wire::control::UNIQUE_ID_BYTES;
 use prism_wire::server::ReplyWriter;
@@ -63,6 +66,10 @@ pub(crate) struct Process {
     pub(crate) pending: BTreeMap<u64, Pending>,
     pub(crate) comms: BTreeMap<u32, SlotId>,
     pub(crate) recorded_comms: Vec<RecordedComm>,
+    /// Modelled time to make its communicators, which takes none here.
+    pub(crate) nccl_init: SimTime,
+    /// What its communicators were used for.
+    pub(crate) comm_uses: BTreeMap<SlotId, Uses>,
     pub(crate) groups: Vec<ProcessGroup>,
     pub(crate) wire_names: BTreeMap<u32, NameId>,
     pub(crate) recorder: Option<Recorder>,
@@ -90,6 +97,8 @@ impl Process {
             pending: BTreeMap::new(),
             comms: BTreeMap::new(),
             recorded_comms: Vec::new(),
+            nccl_init: SimTime::ZERO,
+            comm_uses: BTreeMap::new(),
             groups: Vec::new(),
             wire_names: BTreeMap::new(),
             recorder: records.then(Recorder::default),
@@ -100,6 +109,27 @@ impl Process {
             notes: BTreeMap::new(),
             unsupported: BTreeMap::new(),
         }
+    }
+
+    /// Remembers what a communicator is used for.
+    pub(crate) fn note_use(&mut self, kind: &OpKind) {
+        let (OpKind::Collective { slot, .. } | OpKind::PointToPoint { slot, .. }) = *kind else { return };
+        let Some(comm) = self.recorded_comms.get(slot.index()) else { return };
+        let uses = self.comm_uses.entry(slot).or_default();
+        if uses.is_new(kind) {
+            let group_rank = comm.members.iter().position(|member| *member == self.rank).unwrap_or_default() as u32;
+            uses.add(kind, comm.members.len(), group_rank);
+        }
+    }
+
+    /// Bytes NCCL holds for all its communicators.
+    pub(crate) fn nccl_bytes(&self, profile: &Profile) -> u64 {
+        let bytes = |(slot, uses): (&SlotId, &Uses)| {
+            let members = &self.recorded_comms[slot.index()].members;
+            let group_rank = members.iter().position(|member| *member == self.rank).unwrap_or_default() as u32;
+            nccl_memory::communicator_bytes(members, group_rank, uses, profile)
+        };
+        self.comm_uses.iter().map(bytes).sum()
     }
 
     /// Some thread waits for an answer.

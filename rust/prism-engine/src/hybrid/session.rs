@@ -9,6 +9,7 @@ use crate::graph::Graph;
 use crate::ids::Rank;
 use crate::sim::{Peers, SimError, SimOptions, Simulation};
 use crate::slice::recording::RankRecording;
+use prism_wire::control::CONFIG_LIVE;
 use prism_wire::frame::Request;
 use prism_wire::server::{Connection, ControlChannel, Listener, RecordReader, SessionCloser, handshake};
 use std::os::unix::net::UnixStream;
@@ -59,7 +60,7 @@ impl Session {
         let state = State::new(sims, options.profile.clone(), options.world_size, &options.live, records);
         let shared = Shared {
             state: Mutex::new(state),
-            config_text: options.profile.config_text(),
+            config_text: config_text(&options),
             stop: AtomicBool::new(false),
             is_closing: AtomicBool::new(false),
             process_threads: Mutex::new(Vec::new()),
@@ -129,6 +130,12 @@ impl Session {
         }
         summary::summarise(&mut lock(&self.shared.state), &self.options, self.graph.as_deref())
     }
+}
+
+/// What a process is told when it connects.
+fn config_text(options: &SessionOptions) -> String {
+    let live: Vec<String> = options.live.iter().map(u32::to_string).collect();
+    format!("{}{CONFIG_LIVE}={}\n", options.profile.config_text(), live.join(","))
 }
 
 /// One simulation for all live ranks beside the virtual ones, or one for each live rank beside absent ones.

@@ -2,6 +2,7 @@
 //! [`super::session`] owns them.
 
 use super::identity::{IdentityTable, UniqueId};
+use super::nccl_init::init_time;
 use super::process::{Memory, Pending, PendingKind, Process, ProcessNames, intern};
 use super::translate;
 use crate::graph::op::{Op, OpKind};
@@ -154,6 +155,13 @@ impl State {
             }
             Request::Unsupported { name } => *process.unsupported.entry(name).or_default() += 1,
             Request::Note { count, text } => *process.notes.entry(text).or_default() += count,
+            Request::CommMembers { comm_id, parent, ranks } => {
+                return self.comm_members(rank, comm_id, parent, &ranks);
+            }
+            Request::CommMemory { comm_id } => return self.comm_memory(rank, comm_id),
+            Request::CommEstimate { comm_id, f, root, count } => {
+                return self.comm_estimate(rank, comm_id, f, root, count);
+            }
         }
         Ok(Vec::new())
     }
@@ -168,7 +176,7 @@ impl State {
     ) -> Result<(), String> {
         let process = &self.processes[&rank];
         let (members, origin) = process.identify(nranks, group_rank, id, self.world_size, &self.identity)?;
-        self.add_comm(rank, comm_id, members, origin)
+        self.add_comm(rank, comm_id, members, origin, true)
     }
 
     fn comm_split(&mut self, rank: u32, comm_id: u32, parent: u32, color: i32, group: &str) -> Result<Vec<u8>, String> {
@@ -188,14 +196,23 @@ impl State {
             nranks = members.len() as u32;
             group_rank = members.iter().position(|member| *member == rank).unwrap_or_default() as u32;
             let origin = CommOrigin::Group { ordinal, instance: process.instances(ordinal, None) };
-            self.add_comm(rank, comm_id, members, origin)?;
+            self.add_comm(rank, comm_id, members, origin, false)?;
         }
         Ok([nranks.to_le_bytes(), group_rank.to_le_bytes()].concat())
     }
 
-    fn add_comm(&mut self, rank: u32, comm_id: u32, members: Vec<u32>, origin: CommOrigin) -> Result<(), String> {
+    /// `has_root`: it comes from a unique id; children of a communicator meet through their parent.
+    pub(super) fn add_comm(
+        &mut self,
+        rank: u32,
+        comm_id: u32,
+        members: Vec<u32>,
+        origin: CommOrigin,
+        has_root: bool,
+    ) -> Result<(), String> {
         let process = self.processes.get_mut(&rank).expect("checked by the caller");
         let slot = self.sims[process.sim].live_comm(Rank(rank), &members).map_err(|error| error.to_string())?;
+        process.nccl_init += init_time(members.len(), has_root);
         process.recorded_comms.push(RecordedComm { origin, members });
         process.comms.insert(comm_id, slot);
         Ok(())
@@ -266,6 +283,7 @@ impl State {
         }
         if matches!(kind, OpKind::Collective { .. } | OpKind::PointToPoint { .. } | OpKind::Compute { .. }) {
             process.last_op = Some(kind);
+            process.note_use(&kind);
         }
         if let OpKind::Compute { name, .. } = kind
             && self.sims[self.processes[&rank].sim].wants_names()

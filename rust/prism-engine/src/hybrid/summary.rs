@@ -3,7 +3,7 @@
 
 use super::process::{Process, describe};
 use super::state::State;
-use super::{SessionMode, SessionOptions, nccl_memory};
+use super::{SessionMode, SessionOptions};
 use crate::graph::Graph;
 use crate::graph::op::{OpKind, Provenance};
 use crate::ids::Rank;
@@ -68,6 +68,8 @@ pub struct RankSummary {
     pub peak_device_bytes: u64,
     /// Modelled memory of NCCL's connections, which no allocator of the program sees.
     pub nccl_buffer_bytes: u64,
+    /// Modelled time to make its communicators, ns. No part of the iterations: making them takes no time here.
+    pub nccl_init_ns: i64,
     /// Time on the device.
     pub device_time: Option<DeviceTime>,
     /// Compute, communication and host time by what they rest on, ns.
@@ -255,10 +257,8 @@ fn rank_summary(process: &Process, report: &SimReport, state: &State) -> RankSum
         peak_allocated_bytes: process.memory.allocated_peak_bytes,
         peak_reserved_bytes: process.memory.reserved_peak_bytes,
         peak_device_bytes: process.memory.device_peak_bytes,
-        nccl_buffer_bytes: uses
-            .iter()
-            .map(|comm| nccl_memory::communicator_bytes(comm.members.len(), comm.calls > 0))
-            .sum(),
+        nccl_buffer_bytes: process.nccl_bytes(&state.profile),
+        nccl_init_ns: process.nccl_init.as_ns(),
         device_time: own.and_then(|own| own.device_time.clone()),
         time_by_provenance: time_by_provenance(own.and_then(|own| own.device_time.as_ref()), process.host_time_ns),
         communicators: communicators.collect(),

@@ -71,6 +71,9 @@ pub enum Request {
     CommSplit { comm_id: u32, parent: u32, color: i32, key: i32, group_name: String },
     Unsupported { name: String },
     Note { count: u64, text: String },
+    CommMembers { comm_id: u32, parent: u32, ranks: Vec<u32> },
+    CommMemory { comm_id: u32 },
+    CommEstimate { comm_id: u32, f: u32, root: u32, count: u64 },
 }
 
 impl Request {
@@ -120,6 +123,25 @@ impl Request {
                 out.extend(text.as_bytes());
                 ControlKind::Note
             }
+            Self::CommMembers { comm_id, parent, ranks } => {
+                out.reserve(12 + 4 * ranks.len());
+                for field in [*comm_id, *parent, ranks.len() as u32] {
+                    out.extend(field.to_le_bytes());
+                }
+                out.extend(ranks.iter().flat_map(|rank| rank.to_le_bytes()));
+                ControlKind::CommMembers
+            }
+            Self::CommMemory { comm_id } => {
+                out.extend(comm_id.to_le_bytes());
+                ControlKind::CommMemory
+            }
+            Self::CommEstimate { comm_id, f, root, count } => {
+                for field in [comm_id, f, root] {
+                    out.extend(field.to_le_bytes());
+                }
+                out.extend(count.to_le_bytes());
+                ControlKind::CommEstimate
+            }
         };
         (kind, out)
     }
@@ -150,6 +172,27 @@ impl Request {
             },
             ControlKind::Unsupported => Self::Unsupported { name: fields.text()? },
             ControlKind::Note => Self::Note { count: u64::from_le_bytes(fields.array()?), text: fields.text()? },
+            ControlKind::CommMembers => {
+                let request =
+                    Self::CommMembers { comm_id: fields.u32()?, parent: fields.u32()?, ranks: fields.u32_list()? };
+                fields.end()?;
+                request
+            }
+            ControlKind::CommMemory => {
+                let request = Self::CommMemory { comm_id: fields.u32()? };
+                fields.end()?;
+                request
+            }
+            ControlKind::CommEstimate => {
+                let request = Self::CommEstimate {
+                    comm_id: fields.u32()?,
+                    f: fields.u32()?,
+                    root: fields.u32()?,
+                    count: u64::from_le_bytes(fields.array()?),
+                };
+                fields.end()?;
+                request
+            }
             ControlKind::Refused => return Err(FrameError::NotARequest(kind)),
         })
     }

@@ -14,6 +14,9 @@ fn any_kind() -> impl Strategy<Value = ControlKind> {
         K::CommSplit,
         K::Unsupported,
         K::Note,
+        K::CommMembers,
+        K::CommMemory,
+        K::CommEstimate,
         K::Refused,
     ])
 }
@@ -47,6 +50,15 @@ fn any_request() -> impl Strategy<Value = Request> {
         }),
         ".*".prop_map(|name| Request::Unsupported { name }),
         (any::<u64>(), ".*").prop_map(|(count, text)| Request::Note { count, text }),
+        (any::<[u32; 2]>(), proptest::collection::vec(any::<u32>(), 0..100))
+            .prop_map(|([comm_id, parent], ranks)| Request::CommMembers { comm_id, parent, ranks }),
+        any::<u32>().prop_map(|comm_id| Request::CommMemory { comm_id }),
+        (any::<[u32; 3]>(), any::<u64>()).prop_map(|([comm_id, f, root], count)| Request::CommEstimate {
+            comm_id,
+            f,
+            root,
+            count
+        }),
     ]
 }
 
@@ -102,7 +114,11 @@ proptest! {
         // Cutting into the fixed part must be noticed; texts can be cut anywhere.
         let (kind, payload) = request.encode();
         let fixed = match &request {
-            Request::Hello(_) | Request::CommInit { .. } => payload.len(),
+            Request::Hello(_)
+            | Request::CommInit { .. }
+            | Request::CommMembers { .. }
+            | Request::CommMemory { .. }
+            | Request::CommEstimate { .. } => payload.len(),
             Request::Name { .. } => 4,
             Request::Group { ranks, .. } => 4 + 4 * ranks.len(),
             Request::CommSplit { .. } => 16,

@@ -201,3 +201,36 @@ fn answers_to_slots_nobody_waits_in_are_errors() {
         assert!(connection.replies.answer(slot, Reply::default()).is_err());
     }
 }
+
+#[test]
+fn a_cancelled_query_gives_its_slot_back_when_the_answer_comes() {
+    let (client, Connection { mut records, replies, control: _control, .. }) = support::session(64);
+    for round in 0..100 {
+        assert_eq!(client.query_unless(query(round), &|| true), Ok(None));
+        assert!(records.wait(Duration::from_secs(10)));
+        let late = records.pop().unwrap();
+        replies.answer(late.h, prism_wire::message::Reply { value: -1, ..Default::default() }).unwrap();
+    }
+    std::thread::scope(|scope| {
+        let next = scope.spawn(|| client.query(query(7)));
+        assert!(records.wait(Duration::from_secs(10)));
+        let asked = records.pop().unwrap();
+        replies.answer(asked.h, prism_wire::message::Reply { value: 7, ..Default::default() }).unwrap();
+        assert_eq!(next.join().unwrap().unwrap().value, 7);
+    });
+}
+
+#[test]
+fn a_cancelled_append_to_a_full_ring_leaves_nothing_behind() {
+    let (client, Connection { mut records, replies: _replies, control: _control, .. }) = support::session(64);
+    while client.append_unless(&kernel(1), &|| true).unwrap() {}
+    let mut seen = 0;
+    while records.pop().is_some() {
+        seen += 1;
+    }
+    // The reader says how far it is when it looks for more.
+    assert!(!records.wait(Duration::from_millis(1)));
+    assert!(client.append_unless(&kernel(2), &|| true).unwrap());
+    assert_eq!(records.pop().map(|record| record.e), Some(kernel(2).e));
+    assert!(seen >= 64 && records.pop().is_none());
+}

@@ -134,9 +134,17 @@ static void configs(void) {
 
         int blocking = 0;
         memcpy(config + 16, &blocking, 4);
-        EQUAL(ncclCommInitRankConfig(&comm, 2, id, 0, config), ncclSuccess);
-        /* A non-blocking communicator keeps its error, and is not ready afterwards. */
+        EQUAL(ncclCommInitRankConfig(&comm, 2, id, 0, config), ncclInProgress);
+        /* A non-blocking communicator must not be used before a poll has said that it is ready. */
         int error = -1;
+        EQUAL(ncclAllReduce(NULL, NULL, 1, ncclInt8, ncclSum, comm, STREAM), ncclInvalidArgument);
+        LAST_ERROR_HAS("before its previous operation");
+        EQUAL(ncclCommGetAsyncError(comm, &error), ncclSuccess);
+        EQUAL(error, ncclSuccess);
+        EQUAL(ncclAllReduce(NULL, NULL, 1, ncclInt8, ncclSum, comm, STREAM), ncclInProgress);
+        EQUAL(ncclCommGetAsyncError(comm, &error), ncclSuccess);
+        EQUAL(error, ncclSuccess);
+        /* It keeps its error, and is not ready afterwards. */
         EQUAL(ncclAllReduce(NULL, NULL, 1, 99, ncclSum, comm, STREAM), ncclInvalidArgument);
         EQUAL(ncclCommGetAsyncError(comm, &error), ncclSuccess);
         EQUAL(error, ncclInvalidArgument);
@@ -299,12 +307,13 @@ static void groups(void) {
     LAST_ERROR_HAS("send to self");
     EQUAL(prism_test_num_records, before + 3);
 
-    /* No cost model is asked: by name, and nothing is launched. */
+    /* The cost model is asked, and nothing is launched. */
     struct { size_t size; unsigned magic, version; float time; } info = {24, 0x74685283, 23007, -1};
     EQUAL(ncclGroupStart(), ncclSuccess);
     EQUAL(ncclAllReduce(buffer, buffer, 1, ncclInt8, ncclMax, two, STREAM), ncclSuccess);
-    EQUAL(ncclGroupSimulateEnd(&info), ncclInvalidUsage);
-    LAST_ERROR_HAS("ncclGroupSimulateEnd");
+    EQUAL(ncclGroupSimulateEnd(&info), ncclSuccess);
+    CHECK(info.time == 12.5f);
+    EQUAL(last_frame()->kind, COMM_ESTIMATE);
     EQUAL(prism_test_num_records, before + 3);
     EQUAL(ncclGroupEnd(), ncclInvalidUsage);
 
@@ -474,13 +483,68 @@ static void memory(void) {
     EQUAL(ncclCommDestroy(comm), ncclSuccess);
 }
 
+static void membership_and_memory(void) {
+    ncclComm_t comm = make_comm(8, 5), child = NULL;
+    int excluded[3] = {6, 0, 3}, value = -1;
+    EQUAL(ncclCommShrink(comm, NULL, 3, &child, NULL, 0), ncclInvalidArgument);
+    EQUAL(ncclCommShrink(comm, excluded, 0, &child, NULL, 0), ncclInvalidArgument);
+    EQUAL(ncclCommShrink(comm, excluded, 3, NULL, NULL, 0), ncclInvalidArgument);
+    excluded[1] = 5;
+    EQUAL(ncclCommShrink(comm, excluded, 3, &child, NULL, 0), ncclInvalidArgument);
+    LAST_ERROR_HAS("rank 5 cannot be excluded");
+    excluded[1] = 0;
+    EQUAL(ncclCommShrink(comm, excluded, 3, &child, NULL, 0), ncclSuccess);
+    EQUAL(last_frame()->kind, COMM_MEMBERS);
+    EQUAL(last_frame()->length, 12 + 5 * 4);
+    static const uint32_t KEPT[5] = {1, 2, 4, 5, 7};
+    CHECK(memcmp(last_frame()->payload + 12, KEPT, sizeof KEPT) == 0);
+    EQUAL(ncclCommCount(child, &value), ncclSuccess);
+    EQUAL(value, 5);
+    EQUAL(ncclCommUserRank(child, &value), ncclSuccess);
+    EQUAL(value, 3);
+    EQUAL(ncclCommDestroy(child), ncclSuccess);
+
+    uint64_t bytes = 1;
+    EQUAL(ncclCommMemStats(comm, 3, NULL), ncclInvalidArgument);
+    EQUAL(ncclCommMemStats(comm, 4, &bytes), ncclInvalidArgument);
+    EQUAL(ncclCommMemStats(comm, 3, &bytes), ncclSuccess);
+    EQUAL(bytes, 308281344);
+    EQUAL(ncclCommSuspend(comm, 1), ncclSuccess);
+    EQUAL(ncclAllReduce(NULL, NULL, 1, ncclInt8, ncclSum, comm, STREAM), ncclInvalidUsage);
+    EQUAL(ncclCommMemStats(comm, 1, &bytes), ncclSuccess);
+    EQUAL(bytes, 1);
+    EQUAL(ncclCommResume(comm), ncclSuccess);
+    EQUAL(ncclCommMemStats(comm, 1, &bytes), ncclSuccess);
+    EQUAL(bytes, 0);
+
+    char buffer[64];
+    void *window = comm, *pointer = NULL;
+    EQUAL(ncclCommWindowRegister(comm, NULL, 8, &window, 0), ncclInvalidArgument);
+    CHECK(window == NULL);
+    EQUAL(ncclCommWindowRegister(comm, buffer, sizeof buffer, &window, 1), ncclSuccess);
+    CHECK(window != NULL && find_frame(NOTE, "ncclCommWindowRegister"));
+    EQUAL(ncclWinGetUserPtr(comm, window, &pointer), ncclSuccess);
+    CHECK(pointer == buffer);
+    EQUAL(ncclCommWindowDeregister(comm, window), ncclSuccess);
+    EQUAL(ncclCommWindowDeregister(comm, window), ncclInvalidArgument);
+    EQUAL(ncclCommWindowDeregister(comm, NULL), ncclSuccess);
+
+    /* Revoked: no operation, no finalize; but a shrink. */
+    EQUAL(ncclCommRevoke(comm, 1), ncclInvalidArgument);
+    EQUAL(ncclCommRevoke(comm, 0), ncclSuccess);
+    EQUAL(ncclAllReduce(NULL, NULL, 1, ncclInt8, ncclSum, comm, STREAM), ncclInvalidUsage);
+    EQUAL(ncclCommFinalize(comm), ncclInvalidArgument);
+    EQUAL(ncclCommShrink(comm, excluded, 3, &child, NULL, 0), ncclSuccess);
+    EQUAL(ncclCommDestroy(child), ncclSuccess);
+    EQUAL(ncclCommDestroy(comm), ncclSuccess);
+}
+
 static void refusals(void) {
     ncclComm_t comm = make_comm(2, 0), child = NULL;
     int exclude = 1;
+    EQUAL(ncclCommGrow(comm, 3, NULL, -1, &child, NULL), ncclInvalidUsage);
+    LAST_ERROR_HAS("ncclCommGrow with members that do not run");
     EQUAL(ncclCommShrink(NULL, &exclude, 1, &child, NULL, 0), ncclInvalidArgument);
-    EQUAL(ncclCommShrink(comm, &exclude, 1, &child, NULL, 0), ncclInvalidUsage);
-    LAST_ERROR_HAS("ncclCommShrink");
-    CHECK(find_frame(UNSUPPORTED, "ncclCommShrink"));
     EQUAL(ncclPutSignal(NULL, 0, ncclInt8, 0, NULL, 0, 0, 0, 0, comm, STREAM), ncclInvalidUsage);
     CHECK(find_frame(UNSUPPORTED, "ncclPutSignal"));
 
@@ -590,7 +654,7 @@ static void dead_engine(void) {
 int main(void) {
     static const struct { const char *name; void (*run)(void); } CASES[] = {
         {"init_and_facts", init_and_facts}, {"configs", configs}, {"records", records}, {"groups", groups},
-        {"values", values}, {"operators", operators}, {"splits", splits}, {"memory", memory}, {"refusals", refusals},
+        {"values", values}, {"operators", operators}, {"splits", splits}, {"memory", memory}, {"membership_and_memory", membership_and_memory}, {"refusals", refusals},
         {"forked_child", forked_child}, {"watchdog", watchdog}, {"dead_engine", dead_engine}};
     alarm(60); /* A call that hangs is a failure. */
     for (unsigned i = 0; i < sizeof CASES / sizeof *CASES; i++) {

@@ -60,6 +60,14 @@ ncclResult_t ncclMemFree(void *);
 ncclResult_t ncclCommRegister(ncclComm_t, void *, size_t, void **);
 ncclResult_t ncclCommDeregister(ncclComm_t, void *);
 ncclResult_t ncclCommShrink(ncclComm_t, int *, int, ncclComm_t *, void *, int);
+ncclResult_t ncclCommGetUniqueId(ncclComm_t, ncclUniqueId *);
+ncclResult_t ncclCommGrow(ncclComm_t, int, const ncclUniqueId *, int, ncclComm_t *, void *);
+ncclResult_t ncclCommSuspend(ncclComm_t, int);
+ncclResult_t ncclCommResume(ncclComm_t);
+ncclResult_t ncclCommMemStats(ncclComm_t, int, uint64_t *);
+ncclResult_t ncclCommWindowRegister(ncclComm_t, void *, size_t, void **, int);
+ncclResult_t ncclCommWindowDeregister(ncclComm_t, void *);
+ncclResult_t ncclWinGetUserPtr(ncclComm_t, void *, void **);
 ncclResult_t ncclCommQueryProperties(ncclComm_t, void *);
 ncclResult_t ncclPutSignal(const void *, size_t, ncclDataType_t, int, void *, size_t, int, int, unsigned, ncclComm_t, cudaStream_t);
 

@@ -18,7 +18,8 @@ typedef struct {
 } Record;
 
 enum { MEMCPY = 4, COLLECTIVE = 32, SEND = 33, RECV = 34, GROUP_END = 35, COMM_DESTROY = 36 };
-enum { NOTE = 7, UNSUPPORTED = 6, COMM_INIT = 4, COMM_SPLIT = 5 };
+enum { NOTE = 7, UNSUPPORTED = 6, COMM_INIT = 4, COMM_SPLIT = 5, COMM_MEMBERS = 8, COMM_MEMORY = 9, COMM_ESTIMATE = 10 };
+enum { STREAM_QUERY = 12, BACKGROUND = 1 };
 
 typedef struct {
     uint32_t kind;
@@ -50,16 +51,16 @@ static int test_append(const Record *record, int64_t cost_ns) {
     while (prism_test_ring_is_full) prism_test_num_waiting = 1;
     if (prism_test_engine_is_dead) return -1;
     prism_test_clock_ns += cost_ns;
-    Record *slot = &prism_test_records[prism_test_num_records++ % MAX_RECORDS];
+    unsigned number = __atomic_fetch_add(&prism_test_num_records, 1, __ATOMIC_RELAXED);
+    Record *slot = &prism_test_records[number % MAX_RECORDS];
     *slot = *record;
     slot->host_ns = prism_test_clock_ns;
     return 0;
 }
 
 static int test_query(const Record *record, void *reply) {
-    (void)record;
     (void)reply;
-    return -1;
+    return record->kind == STREAM_QUERY && record->flags == BACKGROUND ? 0 : -1;
 }
 
 static intptr_t test_control(uint32_t kind, const unsigned char *payload, size_t length, unsigned char *answer, size_t capacity) {
@@ -73,6 +74,11 @@ static intptr_t test_control(uint32_t kind, const unsigned char *payload, size_t
         const char text[] = "no such communicator";
         memcpy(answer, text, sizeof text);
         return -2;
+    }
+    if (kind == COMM_MEMORY || kind == COMM_ESTIMATE) {
+        uint64_t number = kind == COMM_MEMORY ? 308281344 : 12500;
+        memcpy(answer, &number, sizeof number);
+        return sizeof number;
     }
     if (kind == COMM_SPLIT) {
         int32_t color;

@@ -5,6 +5,7 @@ mod background;
 mod determinism;
 mod failures;
 mod identity;
+mod members;
 mod player;
 mod programs;
 mod stage;

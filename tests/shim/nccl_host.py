@@ -1,0 +1,740 @@
+"""A program on the host device: ``python nccl_host.py CASE RANK RANKS UNIQUE_ID [FOLDER]``, one process per rank.
+
+Plain pointers to numpy arrays, the NULL stream. Every ``case_`` function is a program; it prints ``done`` at its end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SUCCESS, CUDA, SYSTEM, INTERNAL, ARGUMENT, USAGE, REMOTE, IN_PROGRESS = range(8)
+INT8, UINT8, INT32, UINT32, INT64, UINT64, F16, F32, F64, BF16, E4M3, E5M2 = range(12)
+SUM, PROD, MAX, MIN, AVG = range(5)
+STORED = ["i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "u2", "u1", "u1"]
+
+address, size, integer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+
+
+class UniqueId(ctypes.Structure):
+    _fields_ = [("internal", ctypes.c_uint8 * 128)]
+
+
+class Config(ctypes.Structure):
+    """``ncclConfig_t`` of 2.18: enough to say non-blocking."""
+
+    _fields_ = [
+        ("size", size), ("magic", ctypes.c_uint), ("version", ctypes.c_uint), ("blocking", integer),
+        ("cga", integer), ("min_ctas", integer), ("max_ctas", integer), ("net", address), ("share", integer),
+        ("pad", integer),
+    ]  # fmt: skip
+
+
+def config(*, blocking: int) -> Config:
+    unset = -(2**31)
+    return Config(48, 0xCAFEBEEF, 21803, blocking, unset, unset, unset, None, unset, 0)
+
+
+nccl = ctypes.CDLL(os.environ["NCCL_UNDER_TEST"])
+nccl.ncclGetLastError.restype = ctypes.c_char_p
+SIGNATURES: dict[str, list[Any]] = {
+    "ncclCommInitRank": [address, integer, UniqueId, integer],
+    "ncclCommInitRankConfig": [address, integer, UniqueId, integer, address],
+    "ncclCommSplit": [address, integer, integer, address, address],
+    "ncclCommShrink": [address, address, integer, address, address, integer],
+    "ncclCommGrow": [address, integer, address, integer, address, address],
+    "ncclCommGetUniqueId": [address, address],
+    "ncclAllReduce": [address, address, size, integer, integer, address, address],
+    "ncclReduce": [address, address, size, integer, integer, integer, address, address],
+    "ncclReduceScatter": [address, address, size, integer, integer, address, address],
+    "ncclAllGather": [address, address, size, integer, address, address],
+    "ncclBroadcast": [address, address, size, integer, integer, address, address],
+    "ncclBcast": [address, size, integer, integer, address, address],
+    "ncclAlltoAll": [address, address, size, integer, address, address],
+    "ncclGather": [address, address, size, integer, integer, address, address],
+    "ncclScatter": [address, address, size, integer, integer, address, address],
+    "ncclSend": [address, size, integer, integer, address, address],
+    "ncclRecv": [address, size, integer, integer, address, address],
+    "ncclRedOpCreatePreMulSum": [address, address, integer, integer, address],
+    "ncclRedOpDestroy": [integer, address],
+    "ncclCommGetAsyncError": [address, address],
+    "ncclCommCount": [address, address],
+    "ncclCommUserRank": [address, address],
+    "ncclCommDestroy": [address],
+    "ncclCommFinalize": [address],
+    "ncclCommAbort": [address],
+    "ncclCommRevoke": [address, integer],
+    "ncclCommMemStats": [address, integer, address],
+    "ncclMemAlloc": [address, size],
+    "ncclMemFree": [address],
+    "ncclGroupSimulateEnd": [address],
+}
+for name, arguments in SIGNATURES.items():
+    getattr(nccl, name).argtypes = arguments
+
+
+def ok(code: int, expected: int = SUCCESS) -> None:
+    assert code == expected, f"{code} instead of {expected}: {nccl.ncclGetLastError(None).decode()}"
+
+
+def unique_id(text: str) -> UniqueId:
+    return UniqueId.from_buffer_copy(bytes.fromhex(text))
+
+
+def fact(call: Any, comm: Any) -> int:
+    value = integer(-7)
+    ok(call(comm, ctypes.byref(value)))
+    return value.value
+
+
+def init(ranks: int, identifier: UniqueId, rank: int) -> ctypes.c_void_p:
+    comm = address()
+    ok(nccl.ncclCommInitRank(ctypes.byref(comm), ranks, identifier, rank))
+    return comm
+
+
+def split(comm: Any, color: int, key: int, expected: int = SUCCESS) -> ctypes.c_void_p:
+    child = address(1)
+    ok(nccl.ncclCommSplit(comm, color, key, ctypes.byref(child), None), expected)
+    return child
+
+
+def other_id(identifier: UniqueId, number: int) -> UniqueId:
+    """Another id that all ranks agree on, as if one of them had made it and told the others."""
+    changed = UniqueId.from_buffer_copy(bytes(identifier))
+    changed.internal[40] = number
+    return changed
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def small_table(exponent_bits: int, mantissa_bits: int, *, has_infinity: bool) -> np.ndarray:
+    """The value of every code of an 8-bit float."""
+    bias = 2 ** (exponent_bits - 1) - 1
+    values = np.zeros(256)
+    for code in range(256):
+        exponent, mantissa = code >> mantissa_bits & (2**exponent_bits - 1), code & (2**mantissa_bits - 1)
+        if has_infinity and exponent == 2**exponent_bits - 1:
+            value = float("inf") if mantissa == 0 else float("nan")
+        elif not has_infinity and code & 0x7F == 0x7F:
+            value = float("nan")
+        elif exponent == 0:
+            value = mantissa * 2.0 ** (1 - bias - mantissa_bits)
+        else:
+            value = (1 + mantissa / 2**mantissa_bits) * 2.0 ** (exponent - bias)
+        values[code] = -value if code & 0x80 else value
+    return values
+
+
+TABLES = {E4M3: small_table(4, 3, has_infinity=False), E5M2: small_table(5, 2, has_infinity=True)}
+
+
+def decode(stored: np.ndarray, dtype: int) -> np.ndarray:
+    """Stored elements as numbers that numpy computes with."""
+    if dtype == BF16:
+        return (stored.astype(np.uint32) << 16).view(np.float32)
+    if dtype in TABLES:
+        return TABLES[dtype][stored]
+    return stored
+
+
+def encode(values: np.ndarray, dtype: int) -> np.ndarray:
+    """Numbers rounded to nearest, ties to even, as NCCL's conversions do (8-bit floats through float16, saturating)."""
+    if dtype == BF16:
+        bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    if dtype in TABLES:
+        half = values.astype(np.float16).astype(np.float64)
+        table = TABLES[dtype]
+        codes = np.array([code for code in range(128) if np.isfinite(table[code])])
+        distance = np.abs(np.minimum(np.abs(half), table[codes].max())[:, None] - table[codes][None, :])
+        # Of two equally near codes the even one.
+        nearest = codes[np.argmin(distance + (codes & 1)[None, :] * 1e-12, axis=1)]
+        return (nearest | np.where(np.signbit(half), 0x80, 0)).astype(np.uint8)
+    return values.astype(STORED[dtype])
+
+
+def step(left: np.ndarray, right: np.ndarray, dtype: int, op: int) -> np.ndarray:
+    a, b = decode(left, dtype), decode(right, dtype)
+    with np.errstate(over="ignore"):
+        results = {
+            SUM: lambda: a + b,
+            PROD: lambda: a * b,
+            MAX: lambda: np.maximum(a, b),
+            MIN: lambda: np.minimum(a, b),
+        }
+        return encode(results[op](), dtype)
+
+
+def reduced(parts: list[np.ndarray], dtype: int, op: int) -> np.ndarray:
+    """What NCCL makes of the members' contributions, in group-rank order."""
+    n, is_integer = len(parts), dtype <= UINT64
+    if op == AVG and not is_integer:
+        factor = np.array([1.0 / n])
+        factor = encode(factor.astype(np.float64 if dtype == F64 else np.float32), dtype)
+        parts = [step(part, np.repeat(factor, len(part)), dtype, PROD) for part in parts]
+    total = parts[0]
+    for part in parts[1:]:
+        total = step(total, part, dtype, SUM if op == AVG else op)
+    if op == AVG and is_integer:
+        return np.trunc(total / n).astype(STORED[dtype]) if dtype < INT64 else total // n
+    return total
+
+
+def contribution(dtype: int, rank: int, count: int, seed: int = 0) -> np.ndarray:
+    random = np.random.default_rng((dtype, rank, seed))
+    if dtype <= UINT64:
+        # Up to overflow for the small types; never negative where the average is checked with //.
+        low = 0 if dtype in (INT64, UINT8, UINT32, UINT64) else -100
+        return random.integers(low, 100, count).astype(STORED[dtype])
+    values = random.normal(0, 3, count)
+    return encode(values if dtype == F64 else values.astype(np.float32), dtype)
+
+
+def pointer(array: np.ndarray, offset: int = 0) -> int:
+    return int(array.ctypes.data) + offset * array.itemsize
+
+
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+
+def check(got: np.ndarray, expected: np.ndarray, what: object) -> None:
+    assert got.dtype == expected.dtype and np.array_equal(got, expected), f"{what}: {got[:8]} instead of {expected[:8]}"
+
+
+def check_reductions(comm: Any, rank: int, n: int, dtype: int, count: int) -> None:
+    operations = (SUM, PROD, MAX, MIN, AVG)
+    for op in operations:
+        parts = [contribution(dtype, r, count * n, op) for r in range(n)]
+        mine, what = parts[rank], (dtype, op, count)
+        everything = reduced(parts, dtype, op)
+        out = np.zeros_like(mine)
+        ok(nccl.ncclAllReduce(pointer(mine), pointer(out), count * n, dtype, op, comm, None))
+        check(out, everything, ("all-reduce", *what))
+        place = mine.copy()
+        ok(nccl.ncclAllReduce(pointer(place), pointer(place), count * n, dtype, op, comm, None))
+        check(place, everything, ("all-reduce in place", *what))
+        piece = np.zeros(count, mine.dtype)
+        own = slice(rank * count, (rank + 1) * count)
+        ok(nccl.ncclReduceScatter(pointer(mine), pointer(piece), count, dtype, op, comm, None))
+        check(piece, everything[own], ("reduce-scatter", *what))
+        place = mine.copy()
+        ok(nccl.ncclReduceScatter(pointer(place), pointer(place, rank * count), count, dtype, op, comm, None))
+        check(place[own], everything[own], ("reduce-scatter in place", *what))
+        root = n - 1
+        out = np.zeros_like(mine)
+        ok(nccl.ncclReduce(pointer(mine), pointer(out), count * n, dtype, op, root, comm, None))
+        check(out, everything if rank == root else np.zeros_like(mine), ("reduce", *what))
+
+
+def check_moves(comm: Any, rank: int, n: int, dtype: int, count: int) -> None:
+    parts = [contribution(dtype, r, count, 77) for r in range(n)]
+    mine, root = parts[rank], n // 2
+    gathered = np.concatenate(parts)
+    out = np.zeros(n * count, mine.dtype)
+    ok(nccl.ncclAllGather(pointer(mine), pointer(out), count, dtype, comm, None))
+    check(out, gathered, ("all-gather", dtype))
+    place = np.zeros(n * count, mine.dtype)
+    place[rank * count : (rank + 1) * count] = mine
+    ok(nccl.ncclAllGather(pointer(place, rank * count), pointer(place), count, dtype, comm, None))
+    check(place, gathered, ("all-gather in place", dtype))
+    out = np.zeros(count, mine.dtype)
+    ok(nccl.ncclBroadcast(pointer(mine), pointer(out), count, dtype, root, comm, None))
+    check(out, parts[root], ("broadcast", dtype))
+    place = mine.copy()
+    ok(nccl.ncclBcast(pointer(place), count, dtype, root, comm, None))
+    check(place, parts[root], ("bcast", dtype))
+    out = np.zeros(n * count, mine.dtype)
+    ok(nccl.ncclGather(pointer(mine), pointer(out), count, dtype, root, comm, None))
+    check(out, gathered if rank == root else np.zeros_like(out), ("gather", dtype))
+    out = np.zeros(count, mine.dtype)
+    ok(nccl.ncclScatter(pointer(gathered), pointer(out), count, dtype, root, comm, None))
+    check(out, mine, ("scatter", dtype))
+    whole = [contribution(dtype, r, n * count, 78) for r in range(n)]
+    out = np.zeros(n * count, mine.dtype)
+    ok(nccl.ncclAlltoAll(pointer(whole[rank]), pointer(out), count, dtype, comm, None))
+    own = slice(rank * count, (rank + 1) * count)
+    check(out, np.concatenate([part[own] for part in whole]), ("all-to-all", dtype))
+
+
+def case_collectives(rank: int, n: int, identifier: UniqueId) -> None:
+    comm = init(n, identifier, rank)
+    for dtype in range(12):
+        check_reductions(comm, rank, n, dtype, 37)
+        check_moves(comm, rank, n, dtype, 41)
+    ok(nccl.ncclCommDestroy(comm))
+
+
+def case_large(rank: int, n: int, identifier: UniqueId) -> None:
+    """Several pieces of several MiB, and sizes that do not divide."""
+    comm = init(n, identifier, rank)
+    for dtype, count in ((F32, (3 << 20) + 5), (BF16, 100_003), (INT8, (5 << 20) + 1)):
+        parts = [contribution(dtype, r, count, 5) for r in range(n)]
+        out = parts[rank].copy()
+        ok(nccl.ncclAllReduce(pointer(out), pointer(out), count, dtype, SUM, comm, None))
+        check(out, reduced(parts, dtype, SUM), ("large all-reduce", dtype))
+        gathered = np.zeros(n * count, out.dtype)
+        ok(nccl.ncclAllGather(pointer(parts[rank]), pointer(gathered), count, dtype, comm, None))
+        check(gathered, np.concatenate(parts), ("large all-gather", dtype))
+        share = count // n
+        piece = np.zeros(share, out.dtype)
+        ok(nccl.ncclReduceScatter(pointer(parts[rank]), pointer(piece), share, dtype, SUM, comm, None))
+        own = slice(rank * share, (rank + 1) * share)
+        check(piece, reduced([part[own] for part in parts], dtype, SUM), ("large reduce-scatter", dtype))
+    ok(nccl.ncclCommDestroy(comm))
+
+
+def make_operator(comm: Any, dtype: int, scalar: np.ndarray, *, immediate: bool = True) -> int:
+    op = integer()
+    ok(nccl.ncclRedOpCreatePreMulSum(ctypes.byref(op), pointer(scalar), dtype, int(immediate), comm))
+    return op.value
+
+
+def case_premul(rank: int, n: int, identifier: UniqueId) -> None:
+    """bfloat16 vectors of ones and twos; the factor in the right type, and four bytes where two are read."""
+    comm = init(n, identifier, rank)
+    mine = encode(np.full(5, float(rank + 1), np.float32), BF16)
+    total = sum(range(1, n + 1))
+    cases = [(encode(np.array([0.5], np.float32), BF16), 0.5)]
+    cases += [(np.array([factor], np.float32), low) for factor, low in ((0.5, 0.0), (3.0, 0.0), (0.1, -107_479_040.0))]
+    for scalar, factor in cases:
+        for immediate in (True, False):
+            op = make_operator(comm, BF16, scalar, immediate=immediate)
+            out = np.zeros_like(mine)
+            ok(nccl.ncclGroupStart())
+            ok(nccl.ncclAllReduce(pointer(mine), pointer(out), 5, BF16, op, comm, None))
+            # The state of the operator was taken at the call: it may be gone before the launch.
+            ok(nccl.ncclRedOpDestroy(op, comm))
+            ok(nccl.ncclGroupEnd())
+            expected = encode(np.full(5, factor, np.float32) * total, BF16)
+            check(out, expected, ("pre-multiplied sum", factor, immediate))
+    op = make_operator(comm, F32, np.array([2.0], np.float32))
+    ok(nccl.ncclAllReduce(pointer(mine), pointer(mine), 5, BF16, op, comm, None), ARGUMENT)
+    ok(nccl.ncclRedOpDestroy(op, comm))
+    ok(nccl.ncclRedOpDestroy(op, comm), ARGUMENT)
+    ok(nccl.ncclCommDestroy(comm))
+
+
+def case_uneven_all_to_all(rank: int, n: int, identifier: UniqueId) -> None:
+    """Rows to some peers only: zero-size parts sent as such, and then skipped on both sides."""
+    assert n == 2
+    comm = init(n, identifier, rank)
+    row = 24 * 2304 * 128
+    # Rows that rank r sends to each.
+    sends = [[1, 1], [0, 0]]
+    source = np.arange(2 * row, dtype=np.uint32).astype(np.uint16) if rank == 0 else np.zeros(0, np.uint16)
+    for skips in (False, True):
+        out = np.zeros(row, np.uint16)
+        ok(nccl.ncclGroupStart())
+        for peer in range(2):
+            count, received = sends[rank][peer] * row, sends[peer][rank] * row
+            if count or not skips:
+                ok(nccl.ncclSend(pointer(source, peer * count), count, BF16, peer, comm, None))
+            if received or not skips:
+                ok(nccl.ncclRecv(pointer(out), received, BF16, peer, comm, None))
+        ok(nccl.ncclGroupEnd())
+        check(out, np.arange(2 * row, dtype=np.uint32).astype(np.uint16)[rank * row : (rank + 1) * row], "row")
+    ok(nccl.ncclCommDestroy(comm))
+
+
+def case_messages(rank: int, n: int, identifier: UniqueId) -> None:
+    comm = init(n, identifier, rank)
+    # The k-th send of a pair meets its k-th receive, whatever lies between; messages to oneself too.
+    outgoing = [np.full(3 + k, 100 * rank + k, np.int32) for k in range(4)]
+    incoming = [[np.zeros(3 + k, np.int32) for k in range(4)] for _ in range(n)]
+    ok(nccl.ncclGroupStart())
+    for k in range(4):
+        for peer in reversed(range(n)):
+            ok(nccl.ncclRecv(pointer(incoming[peer][k]), 3 + k, INT32, peer, comm, None))
+    for peer in range(n):
+        for k in range(4):
+            ok(nccl.ncclSend(pointer(outgoing[k]), 3 + k, INT32, peer, comm, None))
+    ok(nccl.ncclGroupEnd())
+    for peer in range(n):
+        for k in range(4):
+            check(incoming[peer][k], np.full(3 + k, 100 * peer + k, np.int32), ("message", peer, k))
+    # Large both ways at once: neither side may wait for the other to receive first.
+    big, got = np.full(3 << 20, rank, np.int32), np.zeros(3 << 20, np.int32)
+    ok(nccl.ncclGroupStart())
+    ok(nccl.ncclSend(pointer(big), big.size, INT32, (rank + 1) % n, comm, None))
+    ok(nccl.ncclRecv(pointer(got), got.size, INT32, (rank - 1) % n, comm, None))
+    ok(nccl.ncclGroupEnd())
+    check(got, np.full(3 << 20, (rank - 1) % n, np.int32), "ring")
+    # Without a group: even ranks send first.
+    for sends in (rank % 2 == 0, rank % 2 == 1):
+        peer = rank ^ 1
+        if peer < n:
+            call = nccl.ncclSend if sends else nccl.ncclRecv
+            ok(call(pointer(big if sends else got), 10, INT32, peer, comm, None))
+    # No bytes: nothing waits, with anybody.
+    ok(nccl.ncclSend(None, 0, INT32, (rank + 1) % n, comm, None))
+    ok(nccl.ncclAllReduce(None, None, 0, INT32, SUM, comm, None))
+    ok(nccl.ncclSend(pointer(big), 1, INT32, rank, comm, None), USAGE)
+    ok(nccl.ncclCommDestroy(comm))
+
+
+def case_groups(rank: int, n: int, identifier: UniqueId) -> None:
+    """Two communicators in one group, named in another order by every second rank; collectives and messages mixed."""
+    ids = [identifier, other_id(identifier, 1)]
+    order = [0, 1] if rank % 2 == 0 else [1, 0]
+    comms = [address(), address()]
+    ok(nccl.ncclGroupStart())
+    for which in order:
+        ok(nccl.ncclCommInitRank(ctypes.byref(comms[which]), n, ids[which], rank if which == 0 else n - 1 - rank))
+    ok(nccl.ncclGroupEnd())
+    assert [fact(nccl.ncclCommUserRank, comm) for comm in comms] == [rank, n - 1 - rank]
+    values = [np.full(1000, 10**which * (rank + 1), np.int64) for which in (0, 1)]
+    token, got = np.array([rank], np.int32), np.zeros(1, np.int32)
+    ok(nccl.ncclGroupStart())
+    ok(nccl.ncclSend(pointer(token), 1, INT32, (rank + 1) % n, comms[0], None))
+    for which in order:
+        ok(nccl.ncclAllReduce(pointer(values[which]), pointer(values[which]), 1000, INT64, SUM, comms[which], None))
+    ok(nccl.ncclRecv(pointer(got), 1, INT32, (rank - 1) % n, comms[0], None))
+    ok(nccl.ncclGroupEnd())
+    for which in (0, 1):
+        check(values[which], np.full(1000, 10**which * n * (n + 1) // 2, np.int64), ("group", which))
+    check(got, np.array([(rank - 1) % n], np.int32), "token")
+    # In a group a bad call spoils all of it, and the next group is well.
+    ok(nccl.ncclGroupStart())
+    ok(nccl.ncclAllReduce(pointer(values[0]), pointer(values[0]), 1, 99, SUM, comms[0], None), ARGUMENT)
+    ok(nccl.ncclAllReduce(pointer(values[0]), pointer(values[0]), 1, INT64, SUM, comms[0], None))
+    ok(nccl.ncclGroupEnd(), ARGUMENT)
+    ok(nccl.ncclAllReduce(pointer(values[0]), pointer(values[0]), 1, INT64, MAX, comms[0], None))
+    for comm in comms:
+        ok(nccl.ncclCommDestroy(comm))
+
+
+def case_split(rank: int, n: int, identifier: UniqueId) -> None:
+    """Colours, keys and none; the children communicate."""
+    comm = init(n, identifier, rank)
+    half = n // 2
+    child = split(comm, rank // half, -rank)
+    assert fact(nccl.ncclCommUserRank, child) == half - 1 - rank % half
+    assert fact(nccl.ncclCommCount, child) == half
+    value = np.array([rank], np.int64)
+    ok(nccl.ncclAllReduce(pointer(value), pointer(value), 1, INT64, SUM, child, None))
+    check(value, np.array([sum(r for r in range(n) if r // half == rank // half)], np.int64), "half")
+    last = split(comm, -1 if rank == n - 1 else 0, 0)
+    assert (last.value is None) == (rank == n - 1)
+    if last.value is not None:
+        assert (fact(nccl.ncclCommCount, last), fact(nccl.ncclCommUserRank, last)) == (n - 1, rank)
+        gathered, mine = np.zeros(n - 1, np.int32), np.array([rank], np.int32)
+        ok(nccl.ncclAllGather(pointer(mine), pointer(gathered), 1, INT32, last, None))
+        check(gathered, np.arange(n - 1, dtype=np.int32), "without the last")
+        ok(nccl.ncclCommDestroy(last))
+    bad = split(comm, ctypes.c_int(3_000_000_000).value, 0, ARGUMENT)
+    assert bad.value is None
+    alone = split(comm, rank, 0)
+    assert fact(nccl.ncclCommCount, alone) == 1
+    for each in (alone, child, comm):
+        ok(nccl.ncclCommDestroy(each))
+
+
+def poll(comm: Any) -> int:
+    """Waits until the communicator is no longer in progress."""
+    while (state := fact(nccl.ncclCommGetAsyncError, comm)) == IN_PROGRESS:
+        time.sleep(0.002)
+    return state
+
+
+def case_non_blocking(rank: int, n: int, identifier: UniqueId) -> None:
+    comm, wanted = address(), config(blocking=0)
+    value = np.array([rank + 1], np.int64)
+    if rank == 0:
+        time.sleep(0.3)
+    ok(nccl.ncclCommInitRankConfig(ctypes.byref(comm), n, identifier, rank, ctypes.byref(wanted)), IN_PROGRESS)
+    assert comm.value is not None
+    ok(nccl.ncclAllReduce(pointer(value), pointer(value), 1, INT64, SUM, comm, None), ARGUMENT)
+    assert poll(comm) == SUCCESS
+    ok(nccl.ncclAllReduce(pointer(value), pointer(value), 1, INT64, SUM, comm, None), IN_PROGRESS)
+    assert poll(comm) == SUCCESS
+    check(value, np.array([n * (n + 1) // 2], np.int64), "non-blocking all-reduce")
+    if rank == 0:
+        time.sleep(0.3)
+    child = address(1)
+    ok(nccl.ncclCommSplit(comm, rank // (n // 2), -rank, ctypes.byref(child), None), IN_PROGRESS)
+    ok(nccl.ncclAllReduce(pointer(value), pointer(value), 1, INT64, SUM, comm, None), ARGUMENT)
+    assert rank == 0 or child.value is None
+    assert poll(comm) == SUCCESS
+    assert child.value is not None and fact(nccl.ncclCommCount, child) == n // 2
+    assert fact(nccl.ncclCommUserRank, child) == n // 2 - 1 - rank % (n // 2)
+    ok(nccl.ncclCommFinalize(comm), IN_PROGRESS)
+    assert poll(comm) == SUCCESS
+    ok(nccl.ncclCommDestroy(child))
+    ok(nccl.ncclCommDestroy(comm))
+    # Both kinds in one group are refused.
+    one, two = init(n, other_id(identifier, 1), rank), address()
+    other = other_id(identifier, 2)
+    ok(nccl.ncclCommInitRankConfig(ctypes.byref(two), n, other, rank, ctypes.byref(wanted)), IN_PROGRESS)
+    assert poll(two) == SUCCESS
+    ok(nccl.ncclGroupStart())
+    ok(nccl.ncclAllReduce(pointer(value), pointer(value), 1, INT64, SUM, one, None))
+    ok(nccl.ncclAllReduce(pointer(value), pointer(value), 1, INT64, SUM, two, None), ARGUMENT)
+    ok(nccl.ncclGroupEnd(), ARGUMENT)
+    for each in (one, two):
+        ok(nccl.ncclCommDestroy(each))
+
+
+def case_membership(rank: int, n: int, identifier: UniqueId) -> None:
+    """Four ranks; the last is lost, the others go on without it, and a new one joins in its place."""
+    assert n == 4
+    if rank == 3:
+        comm = init(n, identifier, rank)
+        ok(nccl.ncclCommAbort(comm))
+        folder = Path(sys.argv[5])
+        while not (folder / "id").exists():
+            time.sleep(0.005)
+        grown, joining = address(), unique_id((folder / "id").read_text())
+        ok(nccl.ncclCommGrow(None, 4, ctypes.byref(joining), 3, ctypes.byref(grown), None))
+    else:
+        comm = init(n, identifier, rank)
+        value = np.array([1], np.int64)
+        code = nccl.ncclAllReduce(pointer(value), pointer(value), 1, INT64, SUM, comm, None)
+        ok(code, REMOTE)
+        assert fact(nccl.ncclCommGetAsyncError, comm) == REMOTE
+        small, excluded = address(), np.array([3], np.int32)
+        ok(nccl.ncclCommShrink(comm, pointer(excluded), 1, ctypes.byref(small), None, 0), REMOTE)
+        ok(nccl.ncclCommShrink(comm, pointer(excluded), 1, ctypes.byref(small), None, 1))
+        assert (fact(nccl.ncclCommCount, small), fact(nccl.ncclCommUserRank, small)) == (3, rank)
+        value = np.array([10**rank], np.int64)
+        ok(nccl.ncclAllReduce(pointer(value), pointer(value), 1, INT64, SUM, small, None))
+        check(value, np.array([111], np.int64), "after the shrink")
+        made = UniqueId()
+        if rank == 0:
+            ok(nccl.ncclCommGetUniqueId(small, ctypes.byref(made)))
+            ok(nccl.ncclCommGetUniqueId(small, ctypes.byref(UniqueId())), USAGE)
+            draft = Path(sys.argv[5]) / "draft"
+            draft.write_text(bytes(made).hex())
+            draft.rename(Path(sys.argv[5]) / "id")
+        grown = address()
+        ok(nccl.ncclCommGrow(small, 3, None, -1, ctypes.byref(grown), None), ARGUMENT)
+        given = ctypes.byref(made) if rank == 0 else None
+        ok(nccl.ncclCommGrow(small, 4, given, -1, ctypes.byref(grown), None))
+        ok(nccl.ncclCommDestroy(small))
+        ok(nccl.ncclCommAbort(comm))
+    assert (fact(nccl.ncclCommCount, grown), fact(nccl.ncclCommUserRank, grown)) == (4, rank)
+    value = np.array([10**rank], np.int64)
+    ok(nccl.ncclAllReduce(pointer(value), pointer(value), 1, INT64, SUM, grown, None))
+    check(value, np.array([1111], np.int64), "after the growth")
+    # Revoked: no operations, but a shrink.
+    ok(nccl.ncclCommRevoke(grown, 0))
+    ok(nccl.ncclAllReduce(pointer(value), pointer(value), 1, INT64, SUM, grown, None), USAGE)
+    if rank != 0:
+        rest, excluded = address(), np.array([0], np.int32)
+        ok(nccl.ncclCommShrink(grown, pointer(excluded), 1, ctypes.byref(rest), None, 0))
+        assert (fact(nccl.ncclCommCount, rest), fact(nccl.ncclCommUserRank, rest)) == (3, rank - 1)
+        ok(nccl.ncclCommDestroy(rest))
+    ok(nccl.ncclCommDestroy(grown))
+
+
+def aborted_in(blocked: Callable[[], int], comm: Any, end: Callable[[Any], int]) -> None:
+    """A watchdog ends a communicator while the main thread is in a call with it: both come back."""
+    took = []
+
+    def watchdog() -> None:
+        time.sleep(0.2)
+        start = time.monotonic()
+        ok(end(comm))
+        took.append(time.monotonic() - start)
+
+    thread = threading.Thread(target=watchdog)
+    thread.start()
+    code = blocked()
+    thread.join()
+    assert code != SUCCESS, "the peer never came"
+    # Far above what is needed, far below a hang.
+    assert took[0] < 30
+
+
+def case_watchdog(rank: int, n: int, identifier: UniqueId) -> None:
+    """Rank 1 never comes to what rank 0 waits in: initialisation, a collective, a group, a revoked one, a split."""
+    ids = [other_id(identifier, k) for k in range(1, 6)]
+    value = np.zeros(4 << 20, np.float32)
+    if rank == 1:
+        comms = [init(n, one, rank) for one in ids[1:]]
+        folder = Path(sys.argv[5])
+        while not (folder / "over").exists():
+            time.sleep(0.005)
+        for comm in comms:
+            ok(nccl.ncclCommAbort(comm))
+        return
+    comm = address()
+    aborted_in(lambda: int(nccl.ncclCommInitRank(ctypes.byref(comm), n, ids[0], 0)), comm, nccl.ncclCommAbort)
+
+    def all_reduce(comm: Any) -> int:
+        return int(nccl.ncclAllReduce(pointer(value), pointer(value), value.size, F32, SUM, comm, None))
+
+    def group(comm: Any) -> int:
+        ok(nccl.ncclGroupStart())
+        ok(nccl.ncclSend(pointer(value), value.size, F32, 1, comm, None))
+        ok(nccl.ncclRecv(pointer(value), value.size, F32, 1, comm, None))
+        return int(nccl.ncclGroupEnd())
+
+    def in_split(comm: Any) -> int:
+        return int(nccl.ncclCommSplit(comm, 0, 0, ctypes.byref(address()), None))
+
+    ends = [nccl.ncclCommAbort, nccl.ncclCommDestroy, lambda comm: nccl.ncclCommRevoke(comm, 0), nccl.ncclCommAbort]
+    for one, call, end in zip(ids[1:], (all_reduce, group, all_reduce, in_split), ends, strict=True):
+        comm = init(n, one, 0)
+        aborted_in(lambda call=call, comm=comm: call(comm), comm, end)
+    (Path(sys.argv[5]) / "over").touch()
+
+
+def case_mismatch(rank: int, n: int, identifier: UniqueId) -> None:
+    """Members that call different things are told, instead of getting each other's bytes."""
+    comm = init(n, identifier, rank)
+    value = np.zeros(64, np.float32)
+    ok(nccl.ncclAllReduce(pointer(value), pointer(value), 16 + rank, F32, SUM, comm, None), USAGE)
+    text = nccl.ncclGetLastError(None).decode()
+    assert f"AllReduce of {17 - rank} elements" in text and f"AllReduce of {16 + rank} elements" in text, text
+    assert fact(nccl.ncclCommGetAsyncError, comm) == USAGE
+    ok(nccl.ncclAllReduce(pointer(value), pointer(value), 1, F32, SUM, comm, None), USAGE)
+    ok(nccl.ncclCommAbort(comm))
+
+
+def case_far_offsets(rank: int, n: int, identifier: UniqueId) -> None:
+    """An all-gather whose second half lies beyond 2^31; the buffer is one piece mapped over and over."""
+    comm = init(n, identifier, rank)
+    count = (1 << 31) + (1 << 22)
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype, libc.mmap.argtypes = address, [address, size, integer, integer, integer, ctypes.c_long]
+    unit = 64 << 20
+    descriptor = os.memfd_create("page")
+    os.ftruncate(descriptor, 2 * unit)
+    # Reserved, then filled with views of one piece; the last unit of each half is its own.
+    base = libc.mmap(None, n * count, 0, 0x4022, -1, 0)
+    for at in range(0, n * count, unit):
+        length = min(unit, n * count - at)
+        shared = 0 if at + length < n * count else unit
+        assert libc.mmap(base + at, length, 3, 0x11, descriptor, shared) == base + at
+    mine = libc.mmap(None, count, 0, 0x4022, -1, 0)
+    fill = np.full(4 << 20, rank + 1, np.uint8)
+    own = os.memfd_create("own")
+    os.ftruncate(own, unit)
+    for at in range(0, unit, fill.size):
+        os.pwrite(own, fill.tobytes(), at)
+    for at in range(0, count, unit):
+        length = min(unit, count - at)
+        assert libc.mmap(mine + at, length, 3, 0x11, own, 0) == mine + at
+    ok(nccl.ncclAllGather(mine, base, count, UINT8, comm, None))
+    last = ctypes.string_at(base + n * count - 8, 8)
+    assert last == bytes([n]) * 8, last
+    assert ctypes.string_at(base + (n - 1) * count + count // 2, 1)[0] in (1, 2)
+    ok(nccl.ncclCommDestroy(comm))
+
+
+def case_fork(rank: int, n: int, identifier: UniqueId) -> None:
+    """A forked child has none of its parent's communicators, and the parent goes on."""
+    comm = init(n, identifier, rank)
+    child = os.fork()
+    if child == 0:
+        count = integer()
+        code = nccl.ncclCommCount(comm, ctypes.byref(count))
+        os._exit(0 if code == ARGUMENT and nccl.ncclGetUniqueId(ctypes.byref(UniqueId())) == 0 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    value = np.array([rank], np.int64)
+    ok(nccl.ncclAllReduce(pointer(value), pointer(value), 1, INT64, MAX, comm, None))
+    check(value, np.array([n - 1], np.int64), "after the fork")
+    ok(nccl.ncclCommDestroy(comm))
+
+
+def case_alone(rank: int, n: int, identifier: UniqueId) -> None:
+    """A communicator of one: copies and multiplications."""
+    comm = init(1, other_id(identifier, 10 + rank), 0)
+    mine, out = np.arange(5, dtype=np.float32), np.zeros(5, np.float32)
+    ok(nccl.ncclAllReduce(pointer(mine), pointer(out), 5, F32, AVG, comm, None))
+    check(out, mine, "copy")
+    op = make_operator(comm, F32, np.array([0.5], np.float32))
+    ok(nccl.ncclAllReduce(pointer(mine), pointer(out), 5, F32, op, comm, None))
+    check(out, mine / 2, "half")
+    child = split(comm, 3, 0)
+    assert fact(nccl.ncclCommCount, child) == 1
+    ok(nccl.ncclCommDestroy(child))
+    ok(nccl.ncclCommDestroy(comm))
+
+
+def case_cffi(rank: int, n: int, identifier: UniqueId) -> None:
+    """A client that uses no ctypes; the linker's twin names too."""
+    import cffi
+
+    ffi = cffi.FFI()
+    ffi.cdef(
+        "typedef struct { char internal[128]; } ncclUniqueId; typedef void *comm;"
+        "int pncclCommInitRank(comm *, int, ncclUniqueId, int); int ncclCommDestroy(comm);"
+        "int ncclAllReduce(const void *, void *, size_t, int, int, comm, void *);"
+    )
+    library: Any = ffi.dlopen(os.environ["NCCL_UNDER_TEST"])
+    own, comm = ffi.new("ncclUniqueId *"), ffi.new("comm *")
+    ffi.memmove(own.internal, bytes(identifier), 128)
+    assert library.pncclCommInitRank(comm, n, own[0], rank) == SUCCESS
+    values = ffi.new("double[3]", [rank, 1.5, -rank])
+    assert library.ncclAllReduce(values, values, 3, F64, SUM, comm[0], ffi.NULL) == SUCCESS
+    total = sum(range(n))
+    assert list(values) == [total, 1.5 * n, -total]
+    assert library.ncclCommDestroy(comm[0]) == SUCCESS
+
+
+def case_lost(rank: int, n: int, identifier: UniqueId) -> None:
+    """A process that dies is a remote error of those that wait for it, not a hang."""
+    comm = init(n, identifier, rank)
+    if rank == n - 1:
+        print("done", flush=True)
+        os._exit(0)
+    value = np.zeros(1 << 20, np.float32)
+    code = nccl.ncclAllReduce(pointer(value), pointer(value), value.size, F32, SUM, comm, None)
+    assert code == REMOTE, code
+    assert f"rank {n - 1}" in nccl.ncclGetLastError(None).decode() or n > 2
+    ok(nccl.ncclCommAbort(comm))
+
+
+class SimInfo(ctypes.Structure):
+    _fields_ = [("size", size), ("magic", ctypes.c_uint), ("version", ctypes.c_uint), ("time", ctypes.c_float)]
+
+
+def case_memory(rank: int, n: int, identifier: UniqueId) -> None:
+    """NCCL's buffers appear with the first use of an algorithm; an estimate uses nothing."""
+    comm = init(n, identifier, rank)
+    value = np.zeros(1 << 20, np.float32)
+
+    def stat(which: int) -> int:
+        number = ctypes.c_uint64(99)
+        ok(nccl.ncclCommMemStats(comm, which, ctypes.byref(number)))
+        return number.value
+
+    assert [stat(which) for which in range(4)] == [0, 0, 0, 0]
+    info, times = SimInfo(24, 0x74685283, 23007, -1.0), []
+    for count in (1 << 10, 1 << 20):
+        ok(nccl.ncclGroupStart())
+        ok(nccl.ncclAllGather(pointer(value), pointer(value), count, F32, comm, None))
+        ok(nccl.ncclGroupSimulateEnd(ctypes.byref(info)))
+        times.append(info.time)
+    assert 0 < times[0] < times[1], times
+    assert stat(3) == 0
+    out = np.zeros(n << 10, np.float32)
+    ok(nccl.ncclAllGather(pointer(value), pointer(out), 1 << 10, F32, comm, None))
+    ring = stat(3)
+    connection = (4 << 20) + (512 << 10) + 4_915_200
+    assert ring > 0 and ring % connection == 0
+    ok(nccl.ncclAllGather(pointer(value), pointer(out), 1 << 10, F32, comm, None))
+    assert (stat(3), stat(0), stat(2)) == (ring, ring, 0)
+    memory = address()
+    ok(nccl.ncclMemAlloc(ctypes.byref(memory), 100))
+    ctypes.memset(memory, 1, 2 << 20)
+    assert stat(3) == ring, "what the program allocates is not the communicator's"
+    ok(nccl.ncclMemFree(memory))
+    ok(nccl.ncclCommDestroy(comm))
+
+
+if __name__ == "__main__":
+    case, own_rank, ranks, text = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    globals()[f"case_{case}"](own_rank, ranks, unique_id(text))
+    print("done")
