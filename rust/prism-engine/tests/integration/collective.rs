@@ -1,7 +1,10 @@
 //! The closed forms of the collectives, the layout of communicators, and the cost model under them.
 
+mod channels;
 mod forms;
+mod fused;
 mod laws;
 mod layout;
 mod reference;
 mod tables;
+mod tuned;
