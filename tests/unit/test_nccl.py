@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import fakes
@@ -87,3 +89,25 @@ def test_a_replay_may_change_the_settings_and_says_so() -> None:
     assert changed.iteration_time_ns[0] > plain.iteration_time_ns[0]
     with pytest.raises(ConfigError, match="NVLS"):
         replay(graph, nccl={"NCCL_ALGO": "NVLS"})
+
+
+def test_the_command_line_names_differences_and_errors(tmp_path: Path) -> None:
+    options = {"dp": 4, "tp": 2, "pp": 1, "latency_ns": 5000, "bytes_per_s": 50_000_000_000}
+    graph = tmp_path / "job.prism"
+    _native.transformer_step(json.dumps(options)).save(str(graph))
+
+    def prism(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "prism_core.cli", "replay", str(graph), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+    found = prism("--tuning", "nccl-2.27", "--nccl", "NCCL_ALGO=Ring", "--nccl", "NCCL_MAX_NCHANNELS=2")
+    assert found.returncode == 0, found.stderr
+    assert "NCCL_ALGO=Ring" in found.stdout
+    assert "NCCL_MAX_NCHANNELS is 2, and was not set when the graph was collected" in found.stdout
+    for arguments, message in [
+        (("--nccl", "NCCL_ALGO=PAT"), "leaves only PAT"),
+        (("--nccl", "NCCL_ALGO"), "NAME=VALUE"),
+        (("--tuning", "nccl-9"), "no tuning `nccl-9`"),
+    ]:
+        failed = prism(*arguments)
+        assert failed.returncode != 0 and message in failed.stderr, failed.stderr
