@@ -19,6 +19,7 @@ from prism_core.diagnose import diagnose as run_diagnose
 from prism_core.diagnose import diagnose_text
 from prism_core.emulate import emulate as run_emulate
 from prism_core.errors import PrismError, error_entry
+from prism_core.nccl import parse_settings
 from prism_core.replay import inspect as read_graph
 from prism_core.replay import open_graph
 from prism_core.replay import replay as run_replay
@@ -97,10 +98,16 @@ def replay(
     perturb: Perturb = None,
     contention: Annotated[str, typer.Option(help="none or fair-share.")] = "none",
     symmetry: Annotated[bool, typer.Option(help="Evaluate equal ranks once.")] = True,
+    nccl: Annotated[
+        list[str] | None, typer.Option(help="Another NCCL variable, e.g. NCCL_ALGO=Ring.", metavar="NAME=VALUE")
+    ] = None,
+    tuning: Annotated[str | None, typer.Option(help="Choose algorithms as nccl-VERSION, or fastest.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compute the iteration time of the whole job, all ranks virtual."""
-    result = run_replay(graph, contention, symmetry, parse_slow(slow or []), perturb)  # type: ignore[arg-type]
+    result = run_replay(
+        graph, contention, symmetry, parse_slow(slow or []), perturb, parse_settings(nccl or []), tuning  # type: ignore[arg-type]
+    )  # fmt: skip
     _say(result.to_dict(), reports.replay_text, as_json)
 
 

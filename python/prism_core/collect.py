@@ -10,7 +10,7 @@ import resource
 import shlex
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from prism_core.config import CollectConfig, Device, parse_device, parse_ranks
 from prism_core.environment import Placement
 from prism_core.errors import ConfigError, SessionError
 from prism_core.launch import RankGroup, Seat, await_engine, failure_of
+from prism_core.nccl import with_environment
 from prism_core.roles import Distinction, Positions, RoleFinder, Roles, distinctions
 from prism_core.store import RendezvousServer
 
@@ -34,10 +35,13 @@ def collect(config: CollectConfig) -> dict[str, Any]:
     if config.world_size < 1:
         raise ConfigError(f"a job has at least one rank, not {config.world_size}")
     device = parse_device(config.device)
+    profile, notes = with_environment(device.profile, os.environ)
+    device = replace(device, profile=profile)
     program = parse_command(config.command)
     check_world_size(program, config.world_size, "--world-size says")
     _check_output(config.output)
     collector = _Collector(config, device, program)
+    collector.note(notes)
     roles = collector.find_roles()
     graph = collector.assemble(roles)
     graph_bytes = graph.save(str(config.output))
@@ -126,6 +130,10 @@ class _Collector:
             seed=config.seed,
             may_add=config.ranks == "auto",
         )
+
+    def note(self, notes: Iterable[str]) -> None:
+        """Keeps what the user should know."""
+        self._notes.update(notes)
 
     def find_roles(self) -> Roles:
         """Runs ranks until every rank has a recording that stands for it."""

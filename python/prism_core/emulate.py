@@ -32,6 +32,7 @@ from prism_core.errors import (
     error_entry,
 )
 from prism_core.launch import GroupResult, RankGroup, Seat, await_engine, failure_of
+from prism_core.nccl import differences, settings_of_environment, settings_of_profile, with_environment
 from prism_core.perturb import perturbation_text
 from prism_core.replay import open_graph
 from prism_core.report import write_run
@@ -55,6 +56,11 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
     device = parse_device(config.device or graph.meta.get("device", ""))
     if config.device is None:
         device = replace(device, profile=graph.meta.get("profile", device.profile))
+    recorded = settings_of_profile(graph.meta["profile"]) if "profile" in graph.meta else {}
+    profile, nccl_notes = with_environment(device.profile, os.environ)
+    device = replace(device, profile=profile)
+    # The program runs with its environment, whatever the model of the network follows.
+    nccl_notes += differences(recorded, settings_of_environment(os.environ))
     materialised = graph.materialised_ranks(sandbox, device.profile)
     logs = _make_run_folder(config.output)
     options = {
@@ -98,7 +104,7 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
         "perturb": perturb,
         "command": shlex.join(config.command),
         "store": notes,
-        "notes": _notes(found),
+        "notes": [*_notes(found), *nccl_notes],
         "tool_version": tool_version(),
         "error": error_entry(failure) if failure is not None else None,
     }

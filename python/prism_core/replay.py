@@ -13,6 +13,7 @@ from typing import Any, Literal
 from prism_core import _native
 from prism_core.config import check_ranks, check_slow
 from prism_core.errors import ConfigError
+from prism_core.nccl import DEFAULT_PROFILE, differences, merged, settings_of_profile, with_settings
 from prism_core.perturb import Perturb, perturbation_text
 
 Contention = Literal["none", "fair-share"]
@@ -62,6 +63,8 @@ def replay(
     symmetry: bool = True,
     slow: Mapping[int, float] | None = None,
     perturb: Perturb | None = None,
+    nccl: Mapping[str, str] | None = None,
+    tuning: str | None = None,
 ) -> ReplayResult:
     """Replays a graph from virtual ranks only.
 
@@ -72,6 +75,10 @@ def replay(
         slow: Slow-down of single ranks' compute, for example `{4242: 1.3}`.
         perturb: Changes to the job: the path of a TOML file, TOML text, or a list of perturbations
             (`prism_core.perturb`) or of dictionaries like their tables.
+        nccl: NCCL's environment variables that shall be other than when the graph was collected, for example
+            `{"NCCL_ALGO": "Ring"}`; an empty value stands for one not set. The result's `notes` name the differences.
+        tuning: How algorithms and protocols are chosen, if not as the graph's profile says: `nccl-2.27` (that version
+            of NCCL), or `fastest`.
 
     Returns:
         The result: iteration times in ns, ops evaluated, wall time, and more.
@@ -84,7 +91,14 @@ def replay(
         "contention": contention,
         "symmetry": symmetry,
     }
+    recorded_profile = graph.meta.get("profile")
+    recorded = settings_of_profile(recorded_profile) if recorded_profile else {}
+    used = merged(recorded, nccl or {})
+    if nccl or tuning:
+        options["profile"] = with_settings(recorded_profile or _native.profile_toml(DEFAULT_PROFILE), used, tuning)
     document = json.loads(_native.replay_json(graph, json.dumps(options)))
+    document["nccl"] = used
+    document["notes"] = differences(recorded, used)
     document["wall_ns"] = time.monotonic_ns() - start
     document["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return ReplayResult(document)

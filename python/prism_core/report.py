@@ -132,6 +132,8 @@ def replay_text(document: Mapping[str, Any]) -> str:
         ("critical rank", str(document["critical_rank"])),
         ("ops", f"{document['ops']:,}, evaluated {document['ops_evaluated']:,}"),
         *((f"compute {name}", share) for name, share in _share_lines(_provenance(document))),
+        *(("NCCL", f"{name}={value}") for name, value in document.get("nccl", {}).items()),
+        *(("note", note) for note in document.get("notes", ())),
         ("took", f"{_seconds(document['wall_ns'])}, {_mebibytes(document['peak_rss_bytes'])}"),
     ]
     return _table(rows)

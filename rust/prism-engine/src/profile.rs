@@ -10,6 +10,7 @@
 //! assert!(profile.config_text().contains("device.compute_capability=9.0\n"));
 //! ```
 
+use crate::collective::tuning::{CpuVendor, NcclSettings, SettingError, Tuning};
 use prism_wire::message::DataType;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -38,6 +39,9 @@ pub enum ProfileError {
     /// The text is not a profile: a key is missing, unknown or of the wrong type. The text names it.
     #[error("profile: {0}")]
     Text(#[from] toml::de::Error),
+    /// Settings of NCCL that cannot be followed.
+    #[error("profile: {0}")]
+    Nccl(#[from] crate::collective::tuning::SettingError),
     /// A number is out of its range.
     #[error("profile: `{key}` must be {expected}, got {value}")]
     Range {
@@ -183,12 +187,15 @@ pub struct Node {
     pub nvlink_latency_ns: u64,
     /// Network cards.
     pub nics: u32,
+    /// The host's processor; only NCCL's tuning asks for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<CpuVendor>,
     /// Bandwidth of copies between host and device.
     pub pcie_bytes_per_s: u64,
 }
 
 /// The network and the parameters of the collectives.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Network {
     /// Bandwidth of one network card in one direction.
@@ -207,6 +214,16 @@ pub struct Network {
     pub tree_chunk_bytes: u64,
     /// Size of the pieces that move along a broadcast or reduce chain.
     pub chain_chunk_bytes: u64,
+    /// How algorithm and protocol are chosen: `fastest` (the default), or `nccl-2.30` and other versions: as that one
+    /// does, and on its channels with its chunks instead of the sizes above.
+    #[serde(default)]
+    pub tuning: Tuning,
+    /// Channels of a communicator inside one node; only NCCL's tuning asks for it.
+    #[serde(default)]
+    pub node_channels: u32,
+    /// NCCL's environment variables; only its tuning follows them.
+    #[serde(default, skip_serializing_if = "NcclSettings::is_empty")]
+    pub nccl: NcclSettings,
     /// NCCL's LL protocol: half the bandwidth, least latency. Without the table it is never chosen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ll: Option<LowLatency>,
@@ -300,6 +317,7 @@ impl Profile {
         if let Some(&(key, _)) = positive.iter().find(|(_, value)| *value == 0) {
             return Err(ProfileError::Range { key, expected: "at least 1", value: 0.0 });
         }
+        self.validate_tuning()?;
         if network.ring_slices_per_step > MAX_RING_SLICES {
             let value = f64::from(network.ring_slices_per_step);
             return Err(ProfileError::Range { key: "network.ring_slices_per_step", expected: "at most 16", value });
@@ -346,7 +364,30 @@ impl Profile {
             None => Ok(()),
         }
     }
+
+    /// What NCCL's tuning needs is there, and its settings can be followed.
+    fn validate_tuning(&self) -> Result<(), ProfileError> {
+        let network = &self.network;
+        let Tuning::Nccl(version) = network.tuning else {
+            return match network.nccl.pairs().iter().next() {
+                Some((name, value)) => Err(ProfileError::Nccl(SettingError {
+                    name: name.clone(),
+                    value: value.clone(),
+                    reason: "only followed under NCCL's tuning (network.tuning = \"nccl-2.30\")".to_owned(),
+                })),
+                None => Ok(()),
+            };
+        };
+        if !(1..=MAX_CHANNELS).contains(&network.node_channels) {
+            let (key, value) = ("network.node_channels", f64::from(network.node_channels));
+            return Err(ProfileError::Range { key, expected: "from 1 to 64 under NCCL's tuning", value });
+        }
+        Ok(network.nccl.check(version)?)
+    }
 }
+
+/// Most channels a communicator has.
+const MAX_CHANNELS: u32 = 64;
 
 /// Most slices a ring step may be cut into: the cost of evaluating a change of message size is their square.
 const MAX_RING_SLICES: u32 = 16;

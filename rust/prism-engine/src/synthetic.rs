@@ -1,5 +1,6 @@
 //! Workloads made up by formula, to compare with other simulators and to measure speed on.
 
+use crate::collective::tuning::Tuning;
 use crate::graph::op::{CollectiveKind, ComputeClass, DataType, Op, OpKind, Provenance, ReduceOp};
 use crate::graph::{Graph, GraphBuilder, GraphError};
 use crate::ids::{CommId, EventId, NameId, Rank, SlotId, StreamId};
@@ -16,6 +17,7 @@ pub fn flat_profile(latency_ns: u64, bytes_per_s: u64) -> Profile {
     "flat".clone_into(&mut profile.name);
     (profile.node.gpus, profile.node.nics) = (1, 1);
     let network = &mut profile.network;
+    network.tuning = Tuning::Fastest;
     network.nic_bytes_per_s = bytes_per_s;
     network.nic_efficiency = 1.0;
     network.latency_ns = latency_ns;

@@ -27,7 +27,7 @@ mod _native {
     #[pymodule_export]
     use super::graph::{Graph, Recording, assemble};
     #[pymodule_export]
-    use super::replay::{profile_names, profile_toml, replay_json};
+    use super::replay::{nccl_setting_names, profile_names, profile_toml, profile_with_nccl, replay_json};
     #[pymodule_export]
     use super::session::Session;
     #[pymodule_export]

@@ -2,6 +2,7 @@
 
 use crate::error::{ConfigError, from_json, from_profile, from_sim};
 use crate::graph::Graph;
+use prism_engine::collective::tuning::NcclSettings;
 use prism_engine::ids::Rank;
 use prism_engine::perturb::{Perturbations, World};
 use prism_engine::profile::Profile;
@@ -71,6 +72,31 @@ pub(crate) fn replay_json(py: Python<'_>, graph: PyRef<'_, Graph>, options_json:
 #[pyfunction]
 pub(crate) fn profile_toml(name: &str) -> PyResult<String> {
     Profile::builtin(name).map(|profile| profile.to_toml()).map_err(|error| from_profile(&error))
+}
+
+/// A profile with these of NCCL's variables in place of its own, and with another `network.tuning` if one is given. Raises
+/// ConfigError naming what cannot be followed.
+#[pyfunction]
+#[pyo3(signature = (toml, nccl, tuning=None))]
+pub(crate) fn profile_with_nccl(
+    toml: &str,
+    nccl: BTreeMap<String, String>,
+    tuning: Option<String>,
+) -> PyResult<String> {
+    let mut profile = Profile::from_toml(toml).map_err(|error| from_profile(&error))?;
+    if let Some(tuning) = tuning {
+        profile.network.tuning = tuning.try_into().map_err(ConfigError::new_err)?;
+    }
+    profile.network.nccl = NcclSettings::parse(nccl).map_err(|error| ConfigError::new_err(error.to_string()))?;
+    let text = profile.to_toml();
+    Profile::from_toml(&text).map_err(|error| from_profile(&error))?;
+    Ok(text)
+}
+
+/// NCCL's environment variables that the engine follows.
+#[pyfunction]
+pub(crate) fn nccl_setting_names() -> Vec<&'static str> {
+    NcclSettings::names().to_vec()
 }
 
 /// Names of the built-in profiles.

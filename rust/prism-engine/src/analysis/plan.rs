@@ -8,7 +8,7 @@
 use crate::graph::TemplateView;
 use crate::graph::op::{ComputeClass, Op, OpKind};
 use crate::ids::{EventId, SlotId, StreamId};
-use crate::sim::{Call, Half, LaunchSpan, SimError, num_peers};
+use crate::sim::{Call, Half, LaunchSpan, SimError, fuse, num_peers};
 use crate::units::SimTime;
 use std::collections::BTreeMap;
 
@@ -247,7 +247,7 @@ impl Writer {
                 self.on_stream(op.stream, number, NodeKind::Compute { class, duration }, None);
             }
             OpKind::Collective { slot, kind, dtype, reduce, root, count, .. } => {
-                let call = Call { op: number, kind, dtype, reduce, root, count };
+                let call = Call { op: number, kind, dtype, reduce, root, count, ops: 1 };
                 self.launch_of(op.stream, slot, group, number).calls.push(call);
             }
             OpKind::PointToPoint { slot, is_send, dtype, peer, count, .. } => {
@@ -339,6 +339,7 @@ impl Writer {
         let Some(open) = self.open.take() else { return };
         let mut ends: Vec<(Vec<StreamId>, u32)> = Vec::new();
         for (mut launch, streams) in open.launches {
+            launch.calls = fuse(&launch.calls);
             let number = self.plan.launches.len() as u32;
             let slot = launch.slot.index();
             let before: Vec<u32> = streams.iter().filter_map(|stream| self.streams.get(stream)).copied().collect();

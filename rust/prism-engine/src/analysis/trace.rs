@@ -215,7 +215,7 @@ impl JobTrace {
         let launch = &self.plan(place.rank).launches[place.launch as usize];
         let call = launch.calls[(sequence - launch.first_call) as usize];
         let bytes = call.buffer_bytes(self.members(comm).len() as u64);
-        (call, CollectiveCall { kind: call.kind, bytes, root: call.root })
+        (call, CollectiveCall { kind: call.kind, bytes, root: call.root, ops: call.ops })
     }
 
     pub(crate) fn arrival(&self, rank: u32, launch: u32) -> SimTime {

@@ -1,5 +1,6 @@
 //! A communicator some of whose links are slower than they should be, or whose members do not exchange equal shares.
 
+use super::p2p;
 use super::protocol::ProtocolCosts;
 use super::shape::{CommShape, NONE};
 use crate::cost::comm::{Link, node_of, transfer_time};
@@ -141,6 +142,10 @@ impl Changes {
         let card = self.rules.link(self.state, &Hop { from: end, to: end, is_inside: false }).apply(shape.card);
         let rate = card.bytes_per_s.saturating_mul(u64::from((ranks.len() as u32).min(shape.cards)));
         let far = transfer_time(bytes((here * outside).max((all - here) * members)), rate);
-        near + far + card.latency
+        if shape.tuned.is_none() {
+            return near + far + card.latency;
+        }
+        let waves = i64::try_from(p2p::waves(&shape.node_sizes)).unwrap_or(i64::MAX);
+        (near + near_latency).max(far + SimTime(card.latency.0.saturating_mul(waves)))
     }
 }

@@ -9,14 +9,16 @@
 //! What is modelled, and what is not:
 //! - bandwidth of a link is fixed while a collective runs. Concurrent communicators do not slow each other; transfers of
 //!   one collective that share a card have a static share of it;
-//! - all messages of a collective have the same size (the buffer is cut evenly into loops, steps and slices);
+//! - the messages of a ring have one size, or one until the last loop and another in it; those of trees and chains have one
+//!   size (the buffer is cut evenly);
 //! - flow-control credits are left out: in a bandwidth-bound ring a late rank may hold early ranks upstream a little
 //!   longer than told here. The end of the latest rank is not affected. [`credits`] has the forms with credits, and
 //!   [`recurrence`] the definition itself for where they do not hold;
 //! - the inter-node part of a ring or tree runs over `min(members on the node, cards of the node)` network cards, because
 //!   NCCL runs one channel per card and a communicator's channels start from different members;
-//! - algorithm (ring or trees) and protocol (Simple, LL, LL128) are those that end first when nobody is late, not those
-//!   of NCCL's tuning tables. In-network reduction (NVLS, SHARP) is left out.
+//! - algorithm (ring or trees), protocol (Simple, LL, LL128), channels and chunks are those of a version of NCCL ([`tuning`],
+//!   [`fusion`]), or those that end first when nobody is late. In-network reduction (NVLS, SHARP) is left out;
+//! - channels do not wait for each other, and each has a fixed share of every link: its own card, or its part of one.
 //!
 //! The laws every form obeys (tested): monotone in the arrivals, `F(a + c) = F(a) + c`, nobody ends before it arrived.
 //! Times beyond 2^60 ps (13 days) saturate to [`SimTime::MAX`](crate::units::SimTime::MAX).
@@ -24,14 +26,17 @@
 pub mod chain;
 pub mod credits;
 pub mod dtree;
+pub mod fusion;
 pub mod p2p;
 pub mod recurrence;
 pub mod ring;
 pub mod shape;
 pub mod tree;
+pub mod tuning;
 pub mod vectors;
 
 mod changes;
+mod channels;
 mod plan;
 mod protocol;
 mod window;

@@ -96,7 +96,8 @@ pub(crate) fn scatter(shape: &CommShape, root: u32, bytes_each: u64, arrivals: &
 /// With equal links every rank ends at the last arrival plus all rounds, whatever the skew (each round's recurrence
 /// collapses to a ring, and `n - 1` rounds cover everybody). With two kinds of link the port of a rank is busy for the
 /// sum over its peers; the result is the last arrival plus the busiest port, an upper form: exact for ranks that next
-/// wait for the whole group. GPUs of a node share its cards evenly.
+/// wait for the whole group. GPUs of a node share its cards evenly. Under NCCL's tuning, what goes inside the node and what goes
+/// outside are under way at the same time, on channels of their own, and the network's latency shows once per wave of them.
 pub(crate) fn all_to_all_duration(shape: &CommShape, bytes_each: u64) -> SimTime {
     if let Some(changes) = &shape.changes {
         return changes.all_to_all_duration(shape, bytes_each);
@@ -109,10 +110,85 @@ pub(crate) fn all_to_all_duration(shape: &CommShape, bytes_each: u64) -> SimTime
         let cards = u64::from(members.min(shape.cards));
         let rate = shape.card.bytes_per_s.saturating_mul(cards);
         let far = transfer_time(bytes_each.saturating_mul(outside).saturating_mul(u64::from(members)), rate);
-        let latency = if outside > 0 { shape.card.latency } else { shape.nvlink.latency };
-        near + far + latency
+        if outside == 0 {
+            return near + shape.nvlink.latency;
+        }
+        if shape.tuned.is_none() {
+            return near + far + shape.card.latency;
+        }
+        let waves = i64::try_from(waves(&shape.node_sizes)).unwrap_or(i64::MAX);
+        (near + shape.nvlink.latency).max(far + SimTime(shape.card.latency.0.saturating_mul(waves)))
     };
     shape.node_sizes.iter().map(|&members| node_time(members)).max().unwrap_or(SimTime::ZERO)
+}
+
+/// Peers of a batch of messages, which one channel has under way at a time. Source: `NCCL_MAX_DEV_WORK_P2P_PER_BATCH` in
+/// `src/include/device.h`.
+const BATCH: usize = 8;
+/// Channels for messages, and those that a message over the network is spread over. Source:
+/// `ncclTopoComputeP2pChannels` in `src/graph/paths.cc`; as in published logs of eight-GPU nodes.
+const CHANNELS: usize = 32;
+const CHANNELS_PER_PEER: usize = 2;
+
+/// Times that the channels of NCCL go through batches of peers over the network, one after the other: each time the latency of
+/// the network shows. Source: `ncclP2pChannelBaseForRound` in `src/include/channel.h`.
+pub(crate) fn waves(node_sizes: &[u32]) -> u64 {
+    let ranks: usize = node_sizes.iter().map(|size| *size as usize).sum();
+    let batches = ranks.div_ceil(schedule_group(node_sizes).min(BATCH));
+    let mut per_peer = CHANNELS_PER_PEER;
+    while per_peer * ranks.div_ceil(BATCH) > CHANNELS && per_peer > 1 {
+        per_peer /= 2;
+    }
+    (batches * per_peer).div_ceil(CHANNELS) as u64
+}
+
+/// Neighbouring ranks that take turns together: eight, or what divides every node.
+fn schedule_group(node_sizes: &[u32]) -> usize {
+    let start = if node_sizes.len() > 1 { BATCH as u32 } else { node_sizes.first().copied().unwrap_or(1) };
+    let divide = |group: u32, size: &u32| if size.is_multiple_of(group) { group } else { gcd(group, *size) };
+    node_sizes.iter().fold(start.max(1), divide).max(1) as usize
+}
+
+fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Whom every rank (by position, node after node) sends to in each round of NCCL's schedule of messages; whoever that is
+/// receives from it in the same round. Groups of neighbours come in the order of the quadratic sequence 0, 1, 3, 6, 10, ...,
+/// within a group its members in turn. Source: `ncclP2pSchedule` in `src/init.cc`.
+#[must_use]
+pub fn rounds(node_sizes: &[u32]) -> Vec<Vec<usize>> {
+    let ranks: usize = node_sizes.iter().map(|size| *size as usize).sum();
+    let size = schedule_group(node_sizes);
+    let groups = ranks / size;
+    let modulus = groups.next_power_of_two();
+    let mut rounds = Vec::with_capacity(ranks);
+    let mut distance = 0;
+    for step in 1..=modulus {
+        // Distances that only the next power of two has are passed over.
+        if distance < groups {
+            for turn in 0..size {
+                let to = |rank: usize| (rank / size + distance) % groups * size + (rank % size + turn) % size;
+                rounds.push((0..ranks).map(to).collect());
+            }
+        }
+        distance = (distance + step) % modulus;
+    }
+    rounds
+}
+
+/// All-to-all with a message of its own cost from every rank to every other, in the order of `rounds` ([`rounds`]), with one
+/// send port and one receive port per rank. O(ranks squared), the size of the input; there is no shortcut.
+#[must_use]
+pub fn scheduled_all_to_all(rounds: &[Vec<usize>], cost: impl Fn(usize, usize) -> i64, arrivals: &[i64]) -> Vec<i64> {
+    let (mut sends, mut receives) = (arrivals.to_vec(), arrivals.to_vec());
+    for round in rounds {
+        for (from, &to) in round.iter().enumerate().filter(|(from, to)| from != *to) {
+            sends[from] = sends[from].max(receives[to]) + cost(from, to);
+            receives[to] = sends[from];
+        }
+    }
+    sends.iter().zip(&receives).map(|(send, receive)| *send.max(receive)).collect()
 }
 
 /// All-to-all with a message of its own cost from every rank to every other: in round `k` rank `r` sends to `r + k`, with

@@ -1,5 +1,6 @@
 //! From a collective call to the recurrence it runs, and to everybody's end.
 
+use super::channels::{self, Share, Tuned};
 use super::protocol::{Protocol, ProtocolCosts};
 use super::shape::CommShape;
 use super::window::LIMIT;
@@ -18,6 +19,9 @@ pub struct CollectiveCall {
     pub bytes: u64,
     /// Group rank of the root, 0 where there is none.
     pub root: u32,
+    /// Collectives of one group that NCCL has fused into this one ([`super::fusion`]); `bytes` are theirs together. 1 for
+    /// one alone.
+    pub ops: u32,
 }
 
 /// How a collective is carried out.
@@ -55,6 +59,7 @@ pub struct Scratch {
 #[derive(Debug, Default)]
 struct Work {
     occupancy: Vec<i64>,
+    last_occupancy: Vec<i64>,
     latency: Vec<i64>,
     order: Vec<u32>,
     arrivals: Vec<i64>,
@@ -64,11 +69,12 @@ struct Work {
     tree: tree::TreeScratch,
 }
 
-/// An algorithm and the index of a protocol of the shape.
+/// An algorithm, the index of a protocol of the shape, and the most channels (0: all of them as one wide one).
 #[derive(Clone, Copy, Debug)]
 struct Way {
     algorithm: Algorithm,
     protocol: usize,
+    channels: u32,
 }
 
 /// What is known about a call when nobody is late.
@@ -190,10 +196,12 @@ pub fn uniform_cost(shape: &CommShape, call: &CollectiveCall) -> SimTime {
     decide(shape, call, &mut Work::default()).last
 }
 
-/// How `call` is carried out: the way that ends first when nobody is late. Ties go to the ring and to Simple.
+/// How `call` is carried out, as the profile's `network.tuning` says: as NCCL chooses, or the way that ends first when nobody is
+/// late (ties go to the ring and to Simple). Where NCCL's settings forbid every way, [`CommShape::refusal`] tells why, the
+/// call never ends, and this tells of a ring.
 #[must_use]
 pub fn choice(shape: &CommShape, call: &CollectiveCall) -> Choice {
-    let Way { algorithm, protocol } = decide(shape, call, &mut Work::default()).way;
+    let Way { algorithm, protocol, .. } = decide(shape, call, &mut Work::default()).way;
     Choice { algorithm, protocol: shape.protocols[protocol].protocol }
 }
 
@@ -236,12 +244,15 @@ fn decide(shape: &CommShape, call: &CollectiveCall, work: &mut Work) -> Outcome 
         let way = decide(&changes.healthy, call, work).way;
         return without_skew(shape, call, way, work);
     }
+    if let Some(tuned) = shape.tuned.as_deref() {
+        return tuned_outcome(shape, tuned, call, work);
+    }
     let mut best: Option<Outcome> = None;
     for &algorithm in algorithms(call.kind) {
         // Messages between pairs are modelled under Simple only.
         let protocols = if algorithm == Algorithm::Direct { 1 } else { shape.protocols.len() };
         for protocol in 0..protocols {
-            let outcome = without_skew(shape, call, Way { algorithm, protocol }, work);
+            let outcome = without_skew(shape, call, Way { algorithm, protocol, channels: 0 }, work);
             if best.as_ref().is_none_or(|best| outcome.last < best.last) {
                 best = Some(outcome);
             }
@@ -250,11 +261,33 @@ fn decide(shape: &CommShape, call: &CollectiveCall, work: &mut Work) -> Outcome 
     best.expect("every collective has an algorithm, and every shape the Simple protocol")
 }
 
+/// The way that NCCL takes.
+fn tuned_outcome(shape: &CommShape, tuned: &Tuned, call: &CollectiveCall, work: &mut Work) -> Outcome {
+    let alone = Way { algorithm: algorithms(call.kind)[0], protocol: 0, channels: 0 };
+    let way = match tuned.choose(call) {
+        Some(_) if shape.len() < 2 => alone,
+        None => alone,
+        Some(Err(_)) => return never(Way { algorithm: Algorithm::Ring, ..alone }),
+        Some(Ok(chosen)) => {
+            let is_it = |costs: &ProtocolCosts| costs.protocol == chosen.protocol;
+            let protocol = shape.protocols.iter().position(is_it).expect("only protocols of the shape are chosen");
+            let is_chain = algorithms(call.kind) == [Algorithm::Chain];
+            let algorithm = if is_chain { Algorithm::Chain } else { chosen.algorithm };
+            Way { algorithm, protocol, channels: chosen.channels }
+        }
+    };
+    without_skew(shape, call, way, work)
+}
+
+fn never(way: Way) -> Outcome {
+    Outcome { way, last: SimTime::MAX, ends: Ends::Same(i64::MAX), uniform: None }
+}
+
 fn without_skew(shape: &CommShape, call: &CollectiveCall, way: Way, work: &mut Work) -> Outcome {
     let arrivals = vec![0; shape.len()];
     let mut ends = vec![0; shape.len()];
     if !evaluate(shape, call, way, &arrivals, &mut ends, work) {
-        return Outcome { way, last: SimTime::MAX, ends: Ends::Same(i64::MAX), uniform: None };
+        return never(way);
     }
     let last = ends.iter().copied().max().unwrap_or(0);
     let ends = if ends.iter().all(|end| *end == last) { Ends::Same(last) } else { Ends::Each(ends.into()) };
@@ -274,11 +307,10 @@ fn evaluate(
         out.copy_from_slice(arrivals);
         return true;
     }
-    let costs = &shape.protocols[way.protocol];
     match way.algorithm {
-        Algorithm::Ring => run_ring(shape, costs, call, arrivals, out, work),
-        Algorithm::Tree => run_trees(shape, costs, call.bytes, arrivals, out, work),
-        Algorithm::Chain => run_chain(shape, costs, call, arrivals, out, work),
+        Algorithm::Ring => run_ring(shape, call, way, arrivals, out, work),
+        Algorithm::Tree => run_trees(shape, call, way, arrivals, out, work),
+        Algorithm::Chain => run_chain(shape, call, way, arrivals, out, work),
         Algorithm::Direct => run_direct(shape, call, arrivals, out),
     }
 }
@@ -300,7 +332,44 @@ fn ring_messages(n: u64, costs: &ProtocolCosts, call: &CollectiveCall) -> (u64, 
     (loops.saturating_mul(steps).saturating_mul(costs.slices), slice_bytes)
 }
 
-/// The ring of a call whose links are all alike and whose messages get all round it.
+/// Messages of one size.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Run {
+    messages: u64,
+    /// Of each, counted on all channels' links: a channel has a share of them.
+    bytes: u64,
+}
+
+/// The share of the fullest channel and its chunk size, if the way is one on channels.
+fn on_channels<'a>(shape: &'a CommShape, call: &CollectiveCall, way: Way) -> Option<(&'a Tuned, Share, u64)> {
+    if way.channels == 0 {
+        return None;
+    }
+    let tuned = shape.tuned.as_deref()?;
+    let protocol = shape.protocols[way.protocol].protocol;
+    let share = tuned.share(call, protocol, way.channels);
+    Some((tuned, share, tuned.chunk(way.algorithm, protocol, call, &share)))
+}
+
+/// What every rank of a ring sends: full loops, then the last one. Second: slices of a step.
+fn ring_runs(shape: &CommShape, call: &CollectiveCall, way: Way) -> ([Run; 2], u64) {
+    let n = shape.len() as u64;
+    let costs = &shape.protocols[way.protocol];
+    let Some((tuned, share, chunk)) = on_channels(shape, call, way) else {
+        let (messages, bytes) = ring_messages(n, costs, call);
+        return ([Run { messages, bytes }, Run::default()], costs.slices);
+    };
+    let steps = if call.kind == CollectiveKind::AllReduce { 2 * (n - 1) } else { n - 1 };
+    let slices = channels::slices(costs.protocol);
+    let run = |loops: u64, chunk: u64| Run {
+        messages: loops.saturating_mul(share.ops).saturating_mul(steps * slices),
+        bytes: chunk.div_ceil(slices).saturating_mul(tuned.lanes()),
+    };
+    let (full, last) = channels::loops(share.bytes, n, chunk);
+    ([run(full, chunk), run(u64::from(last > 0), last)], slices)
+}
+
+/// The ring of a call whose links are all alike and whose messages, all of one size, get all round it.
 fn uniform_ring(shape: &CommShape, call: &CollectiveCall, way: Way) -> Option<ring::Uniform> {
     let n = shape.len();
     if way.algorithm != Algorithm::Ring || n < 2 || call.bytes == 0 {
@@ -311,36 +380,50 @@ fn uniform_ring(shape: &CommShape, call: &CollectiveCall, way: Way) -> Option<ri
     if shape.ring_class.iter().any(|other| *other != class) {
         return None;
     }
-    let (messages, slice_bytes) = ring_messages(n as u64, costs, call);
+    let (runs, slices) = ring_runs(shape, call, way);
+    let ([run, Run { messages: 0, .. }] | [Run { messages: 0, .. }, run]) = runs else { return None };
     let link = costs.ring_links[usize::from(class)];
-    let (occupancy, latency) = (link.occupancy(slice_bytes).as_ps(), link.latency.as_ps());
-    if !in_range(messages, n, &[occupancy], &[latency]) {
+    let (occupancy, latency) = (link.occupancy(run.bytes).as_ps(), link.latency.as_ps());
+    if !in_range(run.messages.saturating_mul(2), n, &[occupancy], &[latency]) {
         return None;
     }
-    ring::Uniform::new(n, messages as i64, costs.slices as i64, occupancy, latency)
+    ring::Uniform::new(n, run.messages as i64, slices as i64, occupancy, latency)
 }
 
 fn run_ring(
     shape: &CommShape,
-    costs: &ProtocolCosts,
     call: &CollectiveCall,
+    way: Way,
     arrivals: &[i64],
     out: &mut [i64],
     work: &mut Work,
 ) -> bool {
     let n = shape.len();
-    let slices = costs.slices;
-    let (messages, slice_bytes) = ring_messages(n as u64, costs, call);
-    fill_ring_costs(shape, costs, slice_bytes, work);
-    if !in_range(messages, n, &work.occupancy, &work.latency) {
+    let costs = &shape.protocols[way.protocol];
+    let (runs, slices) = ring_runs(shape, call, way);
+    fill_ring_costs(shape, costs, runs[1].bytes, work);
+    work.last_occupancy.clone_from(&work.occupancy);
+    fill_ring_costs(shape, costs, runs[0].bytes, work);
+    // Each run within half of the range: both together are in it.
+    let fits = |run: &Run, occupancy: &[i64]| {
+        run.messages == 0 || in_range(run.messages.saturating_mul(2), n, occupancy, &work.latency)
+    };
+    if !fits(&runs[0], &work.occupancy) || !fits(&runs[1], &work.last_occupancy) {
         return false;
     }
     work.arrivals.clear();
     work.arrivals.extend(shape.ring.iter().map(|rank| arrivals[*rank as usize]));
     work.out.clear();
     work.out.resize(n, 0);
-    let phase = ring::Phase { messages: messages as i64, occupancy: &work.occupancy };
-    let ring = ring::Ring { phases: &[phase], latency: &work.latency, slices: slices as i64 };
+    let phase = |run: &Run, occupancy| ring::Phase { messages: run.messages as i64, occupancy };
+    let phases = [phase(&runs[0], &work.occupancy), phase(&runs[1], &work.last_occupancy)];
+    // The evaluation of several phases costs more than that of one.
+    let phases = match runs {
+        [_, Run { messages: 0, .. }] => &phases[..1],
+        [Run { messages: 0, .. }, _] => &phases[1..],
+        _ => &phases[..],
+    };
+    let ring = ring::Ring { phases, latency: &work.latency, slices: slices as i64 };
     ring::completion(&ring, &work.arrivals, &mut work.out, &mut work.ring);
     shape.ring.iter().zip(&work.out).for_each(|(rank, end)| out[*rank as usize] = *end);
     true
@@ -362,61 +445,97 @@ fn fill_ring_costs(shape: &CommShape, costs: &ProtocolCosts, bytes: u64, work: &
 
 fn run_chain(
     shape: &CommShape,
-    costs: &ProtocolCosts,
     call: &CollectiveCall,
+    way: Way,
     arrivals: &[i64],
     out: &mut [i64],
     work: &mut Work,
 ) -> bool {
     let n = shape.len();
-    let chunks = call.bytes.div_ceil(costs.chain_chunk_bytes);
-    fill_ring_costs(shape, costs, call.bytes.div_ceil(chunks), work);
-    if !in_range(chunks, n, &work.occupancy, &work.latency) {
-        return false;
-    }
     // A broadcast starts at the root; a reduce starts behind it and ends there.
     let root = shape.position[call.root as usize] as usize;
     let first = if call.kind == CollectiveKind::Reduce { (root + 1) % n } else { root };
-    work.occupancy.rotate_left(first);
-    work.latency.rotate_left(first);
     work.order.clear();
     work.order.extend((0..n).map(|at| shape.ring[(first + at) % n]));
     work.arrivals.clear();
     work.arrivals.extend(work.order.iter().map(|rank| arrivals[*rank as usize]));
-    work.out.clear();
-    work.out.resize(n, 0);
-    let chain = chain::Chain { chunks: chunks as i64, occupancy: &work.occupancy, latency: &work.latency };
-    chain::completion(&chain, &work.arrivals, &mut work.out, &mut work.values);
-    work.order.iter().zip(&work.out).for_each(|(rank, end)| out[*rank as usize] = *end);
+    out.copy_from_slice(arrivals);
+    for run in chain_runs(shape, call, way).into_iter().flatten() {
+        fill_ring_costs(shape, &shape.protocols[way.protocol], run.bytes, work);
+        if !in_range(run.messages, n, &work.occupancy, &work.latency) {
+            return false;
+        }
+        work.occupancy.rotate_left(first);
+        work.latency.rotate_left(first);
+        work.out.clear();
+        work.out.resize(n, 0);
+        let chain = chain::Chain { chunks: run.messages as i64, occupancy: &work.occupancy, latency: &work.latency };
+        chain::completion(&chain, &work.arrivals, &mut work.out, &mut work.values);
+        for (rank, end) in work.order.iter().zip(&work.out) {
+            let out = &mut out[*rank as usize];
+            *out = (*out).max(*end);
+        }
+    }
     true
+}
+
+/// What goes through a chain: on most channels, and on the last if it is something else.
+fn chain_runs(shape: &CommShape, call: &CollectiveCall, way: Way) -> [Option<Run>; 2] {
+    let Some((tuned, share, chunk)) = on_channels(shape, call, way) else {
+        let chunk = shape.protocols[way.protocol].chain_chunk_bytes;
+        return [Some(even_chunks(1, call.bytes, chunk, 1)), None];
+    };
+    let run = |bytes| even_chunks(share.ops, bytes, chunk, tuned.lanes());
+    let last = run(share.last);
+    [(share.per_op > 1).then(|| run(share.bytes)).filter(|run| *run != last), Some(last)]
+}
+
+/// Equal pieces of at most `chunk` bytes of each of `ops` buffers, on links divided into `lanes`.
+fn even_chunks(ops: u64, bytes: u64, chunk: u64, lanes: u64) -> Run {
+    let chunks = bytes.div_ceil(chunk);
+    Run { messages: chunks.saturating_mul(ops), bytes: bytes.div_ceil(chunks).saturating_mul(lanes) }
+}
+
+/// What goes through each of the two trees: on most channels, and on the last of an op.
+fn tree_runs(shape: &CommShape, call: &CollectiveCall, way: Way) -> [[Option<Run>; 2]; 2] {
+    let Some((tuned, share, chunk)) = on_channels(shape, call, way) else {
+        let chunk = shape.protocols[way.protocol].tree_chunk_bytes;
+        return [[Some(even_chunks(1, call.bytes.div_ceil(2), chunk, 1)), None]; 2];
+    };
+    let run = |ops: u64, bytes| (ops > 0).then(|| even_chunks(ops, bytes, chunk, tuned.tree_lanes()));
+    tuned.on_trees(&share).map(|[most, last]| {
+        let (most, last) = (run(most, share.bytes), run(last, share.last));
+        [most, last.filter(|_| most != last)]
+    })
 }
 
 fn run_trees(
     shape: &CommShape,
-    costs: &ProtocolCosts,
-    bytes: u64,
+    call: &CollectiveCall,
+    way: Way,
     arrivals: &[i64],
     out: &mut [i64],
     work: &mut Work,
 ) -> bool {
-    let half = bytes.div_ceil(2);
-    let chunks = half.div_ceil(costs.tree_chunk_bytes);
-    let chunk_bytes = half.div_ceil(chunks);
+    let costs = &shape.protocols[way.protocol];
     out.copy_from_slice(arrivals);
-    let occupancy: Vec<_> = costs.tree_links.iter().map(|link| link.occupancy(chunk_bytes).as_ps()).collect();
-    for rank_tree in &shape.trees {
-        let links = rank_tree.class.iter().map(|class| usize::from(*class));
-        work.occupancy.clear();
-        work.occupancy.extend(links.clone().map(|link| occupancy[link]));
-        work.latency.clear();
-        work.latency.extend(links.map(|link| costs.tree_links[link].latency.as_ps()));
-        if !in_range(chunks, shape.len(), &work.occupancy, &work.latency) {
-            return false;
+    for (rank_tree, runs) in shape.trees.iter().zip(tree_runs(shape, call, way)) {
+        for Run { messages: chunks, bytes } in runs.into_iter().flatten() {
+            work.values.clear();
+            work.values.extend(costs.tree_links.iter().map(|link| link.occupancy(bytes).as_ps()));
+            let links = rank_tree.class.iter().map(|class| usize::from(*class));
+            work.occupancy.clear();
+            work.occupancy.extend(links.clone().map(|link| work.values[link]));
+            work.latency.clear();
+            work.latency.extend(links.map(|link| costs.tree_links[link].latency.as_ps()));
+            if !in_range(chunks, shape.len(), &work.occupancy, &work.latency) {
+                return false;
+            }
+            let edges = tree::Edges { occupancy: &work.occupancy, latency: &work.latency };
+            let (parent, order) = (&rank_tree.parent, &rank_tree.order);
+            let tree = tree::Tree { parent, order, up: edges, down: edges, chunks: chunks as i64 };
+            tree::raise_completion(&tree, arrivals, out, &mut work.tree);
         }
-        let edges = tree::Edges { occupancy: &work.occupancy, latency: &work.latency };
-        let (parent, order) = (&rank_tree.parent, &rank_tree.order);
-        let tree = tree::Tree { parent, order, up: edges, down: edges, chunks: chunks as i64 };
-        tree::raise_completion(&tree, arrivals, out, &mut work.tree);
     }
     true
 }

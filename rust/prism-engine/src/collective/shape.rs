@@ -1,6 +1,7 @@
 //! A communicator laid out on a cluster: ring order, trees, and the link behind every hop.
 
 use super::changes::Changes;
+use super::channels::Tuned;
 use super::dtree;
 use super::protocol::{Hop, ProtocolCosts};
 use crate::cost::comm::{Link, node_of};
@@ -50,6 +51,8 @@ pub struct CommShape {
     pub(crate) cards: u32,
     /// What can carry a collective: NCCL's Simple protocol first, then the others of the profile.
     pub(crate) protocols: Vec<ProtocolCosts>,
+    /// NCCL's tuning, if the profile asks for it.
+    pub(crate) tuned: Option<Arc<Tuned>>,
     /// What perturbations have made of it.
     pub(crate) changes: Option<Box<Changes>>,
 }
@@ -81,6 +84,7 @@ impl CommShape {
             position,
             ring_class,
             trees,
+            tuned: Tuned::new(profile, &node_sizes).map(Arc::new),
             node_sizes,
             node,
             nvlink: Link::nvlink(profile),

@@ -150,7 +150,7 @@ impl Simulation {
                 communicator: *comm,
                 members: network.members.to_vec(),
                 call: format!("{:?}", call.kind),
-                sequence: network.completed,
+                sequence: network.ops,
                 bytes: call.bytes(),
                 dtype: format!("{:?}", call.dtype),
                 missing: Vec::new(),
@@ -269,7 +269,7 @@ impl Simulation {
         SimError::Mismatch(Box::new(Mismatch {
             communicator: comm,
             members: network.members.to_vec(),
-            sequence: network.completed,
+            sequence: network.ops,
             majority_op: majority.op,
             majority: majority.signature(),
             majority_ranks,

@@ -51,7 +51,7 @@ pub use error::{Mismatch, SimError};
 pub use live::{Answer, Question};
 pub use report::{CommUse, DeviceTime, RankReport, SimReport};
 pub use signature::Signature;
-pub(crate) use signature::{Call, Half};
+pub(crate) use signature::{Call, Half, fuse};
 pub use trace::{LaunchSpan, Span};
 
 use crate::graph::Graph;

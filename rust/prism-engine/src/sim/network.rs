@@ -44,8 +44,10 @@ pub(super) struct Comm {
     pub(super) parts: Vec<Part>,
     /// Ports that have posted the open collective.
     posted: u32,
-    /// Collectives complete.
+    /// Collectives complete, fused ones counted once.
     pub(super) completed: u64,
+    /// The same, each of the fused ones counted.
+    pub(super) ops: u64,
     call: Option<Call>,
     /// Members have posted different calls: the open collective never completes.
     is_mismatched: bool,
@@ -152,6 +154,7 @@ impl Network {
             parts: Vec::new(),
             posted: 0,
             completed: 0,
+            ops: 0,
             call: None,
             is_mismatched: false,
             memo: Memo::default(),
@@ -180,7 +183,8 @@ impl Network {
         let (known, new) = (&known[like as usize], &mut new[0]);
         new.shape.clone_from(&known.shape);
         new.parts.clone_from(&known.parts);
-        (new.posted, new.completed, new.call) = (known.posted, known.completed, known.call);
+        (new.posted, new.completed, new.ops) = (known.posted, known.completed, known.ops);
+        new.call = known.call;
         (new.is_mismatched, new.iteration) = (known.is_mismatched, known.iteration);
         let (from, to) = (known.base..known.base + known.members.len(), new.base);
         self.arrivals.copy_within(from.clone(), to);
@@ -251,7 +255,7 @@ impl Network {
             state.follow(rules, arrivals);
         }
         let bytes = call.buffer_bytes(state.members.len() as u64);
-        let call = CollectiveCall { kind: call.kind, bytes, root: call.root };
+        let call = CollectiveCall { kind: call.kind, bytes, root: call.root, ops: call.ops };
         let ends = &mut self.ends[range];
         let new_shape = || match &self.rules {
             Some(rules) if state.rules != 0 => {
@@ -260,6 +264,10 @@ impl Network {
             _ => self.shapes.shape(&state.members),
         };
         let shape = state.shape.get_or_insert_with(new_shape);
+        if let Some(refusal) = shape.refusal(call.kind) {
+            self.broken.push(((comm, 0, 0), SimError::invalid(format!("communicator {comm}: {refusal}"))));
+            return;
+        }
         let quick = collective::quick_completion(shape, &call, arrivals, ends, &mut self.scratch);
         let latest = quick.or_else(|| state.memo.recall(&call, arrivals, ends)).unwrap_or_else(|| {
             collective::completion(shape, &call, arrivals, ends, &mut self.scratch);
@@ -277,6 +285,7 @@ impl Network {
         state.call = None;
         state.posted = 0;
         state.completed += 1;
+        state.ops += u64::from(call.ops);
         self.done.extend_from_slice(&state.parts);
     }
 

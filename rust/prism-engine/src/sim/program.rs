@@ -8,7 +8,7 @@
 
 use super::error::SimError;
 use super::perturbed::Origin;
-use super::signature::{Call, Half};
+use super::signature::{Call, Half, fuse};
 use crate::graph::op::{ComputeClass, Op, OpKind, Provenance};
 use crate::ids::{EventId, NameId, SlotId, StreamId};
 use crate::perturb::NameMask;
@@ -110,6 +110,13 @@ pub(super) struct Launch {
     pub(super) halves: Vec<Half>,
     /// For perturbations.
     pub(super) origin: Origin,
+}
+
+impl Launch {
+    /// Ops of the program.
+    pub(super) fn num_ops(&self) -> u64 {
+        self.calls.iter().map(|call| u64::from(call.ops)).sum::<u64>() + self.halves.len() as u64
+    }
 }
 
 /// A wait of the host; ends its segment.
@@ -283,7 +290,7 @@ impl Program {
                 self.issue(op.stream, number, Action::Compute { duration, class, provenance, iteration, names });
             }
             OpKind::Collective { slot, kind, dtype, reduce, root, count, group } => {
-                let call = Call { op: number, kind, dtype, reduce, root, count };
+                let call = Call { op: number, kind, dtype, reduce, root, count, ops: 1 };
                 self.launch_of(op.stream, slot, group, number).calls.push(call);
                 self.close_if_alone(group);
             }
@@ -345,6 +352,7 @@ impl Program {
     pub(super) fn close_group(&mut self) {
         let Some(OpenGroup { op, mut group, .. }) = self.open.take() else { return };
         for launch in &mut group.launches {
+            launch.calls = fuse(&launch.calls);
             launch.origin = Origin { iteration: self.num_iterations, num_peers: num_peers(&launch.halves) };
         }
         let number = self.groups.end() as u32;

@@ -1,5 +1,6 @@
 //! What members of a communicator must agree on.
 
+use crate::collective::fusion::{self, Groupable};
 use crate::graph::op::{CollectiveKind, DataType, ReduceOp};
 use serde::Serialize;
 use std::fmt;
@@ -34,7 +35,25 @@ pub(crate) struct Call {
     pub(crate) dtype: DataType,
     pub(crate) reduce: ReduceOp,
     pub(crate) root: u32,
+    /// Of all fused ones together.
     pub(crate) count: u64,
+    /// Collectives of one group that NCCL fuses into this one.
+    pub(crate) ops: u32,
+}
+
+/// The collectives of one launch as NCCL runs them, see [`fusion`].
+pub(crate) fn fuse(calls: &[Call]) -> Vec<Call> {
+    let groupable =
+        |call: &Call| Groupable { kind: call.kind, key: (call.dtype, call.reduce, call.root), bytes: call.bytes() };
+    let calls_of = |batch: Vec<usize>| {
+        let first = batch.iter().map(|at| calls[*at]).min_by_key(|call| call.op).expect("a batch has a call");
+        let count = batch.iter().fold(0u64, |sum, at| sum.saturating_add(calls[*at].count));
+        Call { count, ops: batch.len() as u32, ..first }
+    };
+    if calls.len() < 2 {
+        return calls.to_vec();
+    }
+    fusion::fuse(&calls.iter().map(groupable).collect::<Vec<_>>()).into_iter().map(calls_of).collect()
 }
 
 impl Call {
@@ -60,7 +79,10 @@ impl Call {
 
     pub(crate) fn signature(&self) -> Signature {
         Signature {
-            collective: format!("{:?}", self.kind),
+            collective: match self.ops {
+                1 => format!("{:?}", self.kind),
+                ops => format!("{:?} ({ops} fused)", self.kind),
+            },
             count: self.count,
             dtype: format!("{:?}", self.dtype),
             reduce: format!("{:?}", self.reduce),

@@ -255,8 +255,7 @@ impl Role {
         let lanes = self.lanes.len().unwrap_or(self.ranks.len()) as u64;
         let account = &mut self.account;
         let state = self.groups.entry(number).or_insert_with(|| {
-            let num_ops: usize = group.launches.iter().map(|launch| launch.calls.len() + launch.halves.len()).sum();
-            account.ops += num_ops as u64 * lanes;
+            account.ops += group.launches.iter().map(Launch::num_ops).sum::<u64>() * lanes;
             GroupState { launches: group.launches.iter().map(LaunchState::new).collect(), num_left: 0 }
         });
         let clock = &self.streams[stream].clock;

@@ -3,6 +3,7 @@
 use prism_engine::analysis::{
     Cause, DiagnoseOptions, Diagnosis, Hang, HangKind, JobTrace, Parameter, Spent, diagnose, sensitivities,
 };
+use prism_engine::collective::tuning::Tuning;
 use prism_engine::graph::op::{CollectiveKind, ComputeClass, DataType, Op, OpKind, Provenance, ReduceOp};
 use prism_engine::graph::{Graph, GraphBuilder};
 use prism_engine::ids::{CommId, NameId, Rank, SlotId, StreamId};
@@ -33,6 +34,7 @@ fn says(id: &str, text: &str) -> bool {
 /// Eight GPUs on one node, links without latency: a ring takes `2 (n - 1) / n * bytes / bandwidth`.
 fn cluster(bytes_per_s: u64) -> Profile {
     let mut profile = Profile::builtin("h100-sxm").expect("built in");
+    profile.network.tuning = Tuning::Fastest;
     profile.node.gpus = 8;
     profile.node.nvlink_bytes_per_s = bytes_per_s;
     profile.node.nvlink_efficiency = 1.0;

@@ -270,7 +270,7 @@ fn add_call(edges: &mut Vec<Edge>, members: &[u32], profile: &Profile, sides: &[
     let own = count * dtype.size_bytes();
     let bytes = if matches!(kind, K::AllReduce | K::Broadcast | K::Reduce) { own } else { own * members.len() as u64 };
     let shape = CommShape::new(members, profile);
-    let call = CollectiveCall { kind, bytes, root };
+    let call = CollectiveCall { kind, bytes, root, ops: 1 };
     for (me, from, _, _) in sides {
         let mut arrivals = vec![SimTime::from_ps(-(1 << 58)); members.len()];
         arrivals[*me as usize] = SimTime::ZERO;

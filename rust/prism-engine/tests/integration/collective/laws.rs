@@ -4,26 +4,27 @@
 use super::forms::arrivals;
 use super::reference::{self, TreeCase};
 use CollectiveKind::{AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
+use prism_engine::collective::tuning::{NcclSettings, Tuning};
 use prism_engine::collective::{
     Algorithm, Choice, CollectiveCall, CollectiveKind, CommShape, Protocol, Scratch, ShapePool, choice, completion,
     message, uniform_cost,
 };
 use prism_engine::cost::comm::{Link, node_of};
-use prism_engine::profile::{LowLatency, Profile};
+use prism_engine::profile::{LowLatency, Network, Profile};
 use prism_engine::units::SimTime;
 use proptest::prelude::*;
 
 const KINDS: [CollectiveKind; 8] = [AllReduce, AllGather, ReduceScatter, Broadcast, Reduce, AllToAll, Gather, Scatter];
 
 #[derive(Clone, Debug)]
-struct Case {
-    members: Vec<u32>,
-    call: CollectiveCall,
-    arrivals: Vec<i64>,
+pub(crate) struct Case {
+    pub(crate) members: Vec<u32>,
+    pub(crate) call: CollectiveCall,
+    pub(crate) arrivals: Vec<i64>,
 }
 
 /// Communicators of up to 20 members strewn over nodes of eight, buffers from one byte to a gigabyte.
-fn case() -> impl Strategy<Value = Case> {
+pub(crate) fn case() -> impl Strategy<Value = Case> {
     let contiguous = (1usize..20, 0u32..16).prop_map(|(n, first)| (first..first + n as u32).collect::<Vec<_>>());
     let strided = (1usize..20, 1u32..12).prop_map(|(n, stride)| (0..n as u32).map(|rank| rank * stride).collect());
     let strewn = prop::collection::btree_set(0u32..64, 1..20)
@@ -37,7 +38,7 @@ fn case() -> impl Strategy<Value = Case> {
         })
         .prop_map(|(members, kind, bytes, root, arrivals)| Case {
             members,
-            call: CollectiveCall { kind, bytes, root },
+            call: CollectiveCall { kind, bytes, root, ops: 1 },
             arrivals,
         })
 }
@@ -48,10 +49,19 @@ fn profile() -> Profile {
     profile.network.ring_step_bytes = 10_000_000;
     profile.network.tree_chunk_bytes = 20_000_000;
     profile.network.chain_chunk_bytes = 30_000_000;
+    profile.network.tuning = Tuning::Fastest;
     profile
 }
 
-fn ends(shape: &CommShape, call: &CollectiveCall, arrivals: &[i64], scratch: &mut Scratch) -> Vec<i64> {
+/// On NCCL's channels, with small buffers for the same reason.
+fn tuned_profile() -> Profile {
+    let mut profile = Profile::builtin("h100-sxm").expect("built in");
+    let buffers = [("NCCL_BUFFSIZE", "1048576"), ("NCCL_LL128_BUFFSIZE", "614400")];
+    profile.network.nccl = NcclSettings::parse(buffers).expect("numbers");
+    profile
+}
+
+pub(crate) fn ends(shape: &CommShape, call: &CollectiveCall, arrivals: &[i64], scratch: &mut Scratch) -> Vec<i64> {
     let arrivals: Vec<_> = arrivals.iter().map(|ps| SimTime::from_ps(*ps)).collect();
     let mut out = vec![SimTime::ZERO; arrivals.len()];
     completion(shape, call, &arrivals, &mut out, scratch);
@@ -59,7 +69,7 @@ fn ends(shape: &CommShape, call: &CollectiveCall, arrivals: &[i64], scratch: &mu
 }
 
 /// Group ranks node by node, nodes by first member.
-fn nodes(members: &[u32], profile: &Profile) -> Vec<Vec<usize>> {
+pub(crate) fn nodes(members: &[u32], profile: &Profile) -> Vec<Vec<usize>> {
     let mut nodes: Vec<(u32, Vec<usize>)> = Vec::new();
     for (rank, &global) in members.iter().enumerate() {
         let node = node_of(profile, global);
@@ -71,7 +81,7 @@ fn nodes(members: &[u32], profile: &Profile) -> Vec<Vec<usize>> {
     nodes.into_iter().map(|(_, ranks)| ranks).collect()
 }
 
-fn cost(link: Link, bytes: u64) -> (i64, i64) {
+pub(crate) fn cost(link: Link, bytes: u64) -> (i64, i64) {
     (link.occupancy(bytes).as_ps(), link.latency.as_ps())
 }
 
@@ -182,7 +192,7 @@ fn slow_ring(case: &Case, nodes: &[Vec<usize>], rules: &Rules) -> Vec<i64> {
     by_rank(&order, &by_position)
 }
 
-fn by_rank(order: &[usize], by_position: &[i64]) -> Vec<i64> {
+pub(crate) fn by_rank(order: &[usize], by_position: &[i64]) -> Vec<i64> {
     let mut out = vec![0; order.len()];
     order.iter().zip(by_position).for_each(|(rank, end)| out[*rank] = *end);
     out
@@ -284,8 +294,8 @@ proptest! {
     }
 
     #[test]
-    fn laws_hold(case in case(), shift in 0i64..50_000_000, late in any::<prop::sample::Index>(), delay in 1i64..90_000_000) {
-        let profile = profile();
+    fn laws_hold(case in case(), is_tuned in any::<bool>(), shift in 0i64..50_000_000, late in any::<prop::sample::Index>(), delay in 1i64..90_000_000) {
+        let profile = if is_tuned { tuned_profile() } else { profile() };
         let shape = CommShape::new(&case.members, &profile);
         let mut scratch = Scratch::default();
         let base = ends(&shape, &case.call, &case.arrivals, &mut scratch);
@@ -301,8 +311,8 @@ proptest! {
     }
 
     #[test]
-    fn uniform_cost_is_the_last_end_of_a_common_arrival(case in case(), at in 0i64..1_000_000_000) {
-        let profile = profile();
+    fn uniform_cost_is_the_last_end_of_a_common_arrival(case in case(), is_tuned in any::<bool>(), at in 0i64..1_000_000_000) {
+        let profile = if is_tuned { tuned_profile() } else { profile() };
         let shape = CommShape::new(&case.members, &profile);
         let together = vec![at; case.members.len()];
         let last = ends(&shape, &case.call, &together, &mut Scratch::default()).into_iter().max();
@@ -326,7 +336,7 @@ proptest! {
 fn nothing_to_do_takes_no_time_and_holds_nobody() {
     let shape = CommShape::new(&[0, 1, 2], &profile());
     for kind in KINDS {
-        let call = CollectiveCall { kind, bytes: 0, root: 0 };
+        let call = CollectiveCall { kind, bytes: 0, root: 0, ops: 1 };
         assert_eq!(ends(&shape, &call, &[5, 900, 7], &mut Scratch::default()), [5, 900, 7]);
         assert_eq!(uniform_cost(&shape, &call), SimTime::ZERO);
     }
@@ -338,10 +348,12 @@ fn absurd_sizes_and_times_saturate() {
     slow.network.nic_bytes_per_s = 1;
     slow.network.latency_ns = u64::MAX;
     let members = [0, 1, 8, 9, 17];
-    for profile in [profile(), slow] {
+    let slow_tuned =
+        Profile { network: Network { tuning: tuned_profile().network.tuning, ..slow.network.clone() }, ..slow.clone() };
+    for profile in [profile(), tuned_profile(), slow, slow_tuned] {
         let shape = CommShape::new(&members, &profile);
         for kind in KINDS {
-            let call = CollectiveCall { kind, bytes: u64::MAX, root: 3 };
+            let call = CollectiveCall { kind, bytes: u64::MAX, root: 3, ops: 1 };
             for times in [[0; 5], [0, i64::MAX, 0, 3, 4], [i64::MIN, 0, 1, 2, 3], [i64::MAX; 5], [i64::MIN; 5]] {
                 let ends = ends(&shape, &call, &times, &mut Scratch::default());
                 assert!(ends.iter().zip(times).all(|(end, arrival)| *end >= arrival), "{kind:?} {ends:?}");
@@ -357,7 +369,7 @@ fn absurd_sizes_and_times_saturate() {
 fn large_buffers_take_the_ring_and_small_ones_the_trees_across_many_nodes() {
     let members: Vec<_> = (0..512).collect();
     let shape = CommShape::new(&members, &Profile::builtin("h100-sxm").expect("built in"));
-    let call = |bytes| CollectiveCall { kind: AllReduce, bytes, root: 0 };
+    let call = |bytes| CollectiveCall { kind: AllReduce, bytes, root: 0, ops: 1 };
     let way = |algorithm, protocol| Choice { algorithm, protocol };
     assert_eq!(choice(&shape, &call(1 << 10)), way(Algorithm::Tree, Protocol::Ll));
     assert_eq!(choice(&shape, &call(1 << 36)), way(Algorithm::Ring, Protocol::Simple));

@@ -1,6 +1,7 @@
 //! Tables computed elsewhere: read from the shared data folder beside the project, skipped where there is none.
 
 use prism_engine::collective::dtree;
+use prism_engine::collective::tuning::Tuning;
 use prism_engine::collective::vectors;
 use prism_engine::collective::{Algorithm, CollectiveCall, CollectiveKind, CommShape, choice, uniform_cost};
 use prism_engine::profile::Profile;
@@ -59,6 +60,7 @@ fn double_trees_are_those_of_nccl() {
 #[test]
 fn gigabyte_ring_takes_what_simulators_of_single_messages_say() {
     let mut profile = Profile::builtin("h100-sxm").expect("built in");
+    profile.network.tuning = Tuning::Fastest;
     profile.node.gpus = 1;
     profile.network.nic_bytes_per_s = 50_000_000_000;
     profile.network.nic_efficiency = 1.0;
@@ -72,9 +74,66 @@ fn gigabyte_ring_takes_what_simulators_of_single_messages_say() {
     for (ranks, expected_ns) in [(512, 47_975_787), (1_024, 53_137_730), (4_096, 83_889_187)] {
         let members: Vec<_> = (0..ranks).collect();
         let shape = CommShape::new(&members, &profile);
-        let call = CollectiveCall { kind: CollectiveKind::AllReduce, bytes: 1 << 30, root: 0 };
+        let call = CollectiveCall { kind: CollectiveKind::AllReduce, bytes: 1 << 30, root: 0, ops: 1 };
         assert_eq!(choice(&shape, &call).algorithm, Algorithm::Ring);
         let ns = uniform_cost(&shape, &call).as_ns();
         assert!((ns - expected_ns).abs() <= 1, "{ranks} ranks: {ns} ns, expected {expected_ns} ns");
+    }
+}
+
+/// Fields of a line of comma-separated values, of which some are quoted.
+fn fields(line: &str) -> Vec<String> {
+    let mut fields = vec![String::new()];
+    let mut is_quoted = false;
+    for letter in line.chars() {
+        match letter {
+            '"' => is_quoted = !is_quoted,
+            ',' if !is_quoted => fields.push(String::new()),
+            _ => fields.last_mut().expect("at least one").push(letter),
+        }
+    }
+    fields
+}
+
+/// Published rows of nccl-tests beside the model, which was not fitted to them. Printed; only gross errors fail.
+#[test]
+fn published_all_reduces_beside_the_model() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/tables/nccl_allreduce_bandwidth.csv");
+    let Ok(text) = std::fs::read_to_string(&file) else { return };
+    let mut sets: BTreeMap<String, Vec<(u64, u32, u32, f64)>> = BTreeMap::new();
+    for row in text.lines().skip(1).map(fields) {
+        let number = |at: usize| row[at].parse::<f64>().expect("a number");
+        sets.entry(row[0].clone()).or_default().push((number(7) as u64, number(2) as u32, number(3) as u32, number(9)));
+    }
+    for (set, rows) in sets {
+        let Some(name) = ["h100", "a100"].iter().find(|gpu| set.to_lowercase().contains(**gpu)) else { continue };
+        let name = format!("{name}-sxm");
+        for tuning in ["fastest", "nccl-2.26", "nccl-2.30"] {
+            let mut profile = Profile::builtin(&name).expect("built in");
+            profile.network.tuning = Tuning::try_from(tuning.to_owned()).expect("known");
+            // Sizes below 64 KiB, up to 4 MiB, and above.
+            let mut ratios: [Vec<f64>; 3] = Default::default();
+            for (bytes, gpus, nodes, measured_us) in rows.iter().filter(|row| row.0 > 0 && row.3 > 0.0) {
+                let per_node = gpus / nodes;
+                let members: Vec<u32> = (0..*gpus).map(|rank| rank / per_node * 8 + rank % per_node).collect();
+                let call = CollectiveCall { kind: CollectiveKind::AllReduce, bytes: *bytes, root: 0, ops: 1 };
+                let cost = uniform_cost(&CommShape::new(&members, &profile), &call).as_ps() as f64 / 1e6;
+                let band = usize::from(*bytes >= 64 << 10) + usize::from(*bytes > 4 << 20);
+                ratios[band].push(cost / measured_us);
+            }
+            let median = |list: &mut Vec<f64>| {
+                list.sort_by(f64::total_cmp);
+                list.get(list.len() / 2).copied()
+            };
+            let [small, middle, large] = ratios.each_mut().map(median);
+            #[allow(clippy::print_stderr)] // The figures are what the test is for.
+            {
+                eprintln!(
+                    "{set} {tuning}: model / measured {small:.2?} below 64 KiB, {middle:.2?} to 4 MiB, {large:.2?} above"
+                );
+            }
+            let is_near = |ratio: Option<f64>| ratio.is_none_or(|ratio| (0.3..3.0).contains(&ratio));
+            assert!(large.is_some() && [small, middle, large].into_iter().all(is_near));
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::jobs::{call, message, profile};
 use super::reference::evaluate;
+use prism_engine::collective::tuning::NcclSettings;
 use prism_engine::graph::op::{CollectiveKind, Op, OpKind};
 use prism_engine::graph::{Graph, GraphBuilder};
 use prism_engine::ids::{Rank, StreamId};
@@ -52,6 +53,26 @@ fn the_rank_that_calls_something_else_is_named() {
     let counts = (found.majority.count, found.minority.count);
     assert_eq!((found.sequence, found.minority_ranks.as_slice(), counts), (1, &[Rank(3)][..], (64, 65)));
     assert!(error.to_string().contains("rank 3 called AllReduce of 65 Float32"), "{error}");
+}
+
+#[test]
+fn a_collective_that_nccls_settings_forbid_is_refused_by_name() {
+    let broadcast = call(0, CollectiveKind::Broadcast, 8, 0);
+    let graph = job(&[vec![(0, all_reduce(8)), (0, broadcast)], vec![(0, all_reduce(8)), (0, broadcast)]], &[]);
+    let mut options = ReplayOptions::new(profile());
+    options.profile.network.nccl = NcclSettings::parse([("NCCL_ALGO", "Tree")]).expect("known");
+    let error = replay(&graph, &options).expect_err("no tree for a broadcast").to_string();
+    let parts = ["communicator 0", "NCCL 2.30 has no algorithm for Broadcast with NCCL_ALGO=Tree", "allow Ring"];
+    assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+}
+
+#[test]
+fn fused_calls_must_match_as_a_whole() {
+    let grouped =
+        |count| vec![(0, call(0, CollectiveKind::AllReduce, 8, 1)), (0, call(0, CollectiveKind::AllReduce, count, 1))];
+    assert!(outcome(&job(&[grouped(9), grouped(9)], &[])).is_ok());
+    let error = outcome(&job(&[grouped(9), grouped(9), grouped(10)], &[])).expect_err("a mismatch").to_string();
+    assert!(error.contains("AllReduce (2 fused) of 18 Float32") && error.contains("rank 2"), "{error}");
 }
 
 #[test]

@@ -42,6 +42,12 @@ pub(crate) enum Step {
         count: u64,
         streams: (u32, u32),
     },
+    /// Collectives of one communicator in one group.
+    Batch {
+        slot: u32,
+        calls: Vec<(CollectiveKind, u64)>,
+        stream: u32,
+    },
     /// Every rank sends to the next and receives from the previous in its role, in one group.
     Ring {
         count: u64,
@@ -115,6 +121,19 @@ fn step(roles: u32) -> impl Strategy<Value = Step> {
 
 pub(crate) fn job() -> impl Strategy<Value = Job> {
     job_of(1..4, 1..5)
+}
+
+/// A job with groups of collectives that NCCL may fuse.
+pub(crate) fn batched_job() -> impl Strategy<Value = Job> {
+    let count = prop::sample::select(vec![1u64, 3, 100, 1_000, 3_000, 1 << 20]);
+    let batch = (0..3u32, prop::collection::vec((kind(), count), 1..7), 0..3u32);
+    let batches = prop::collection::vec((any::<prop::sample::Index>(), batch), 1..4);
+    (job(), batches).prop_map(|(mut job, batches)| {
+        for (at, (slot, calls, stream)) in batches {
+            job.steps.insert(at.index(job.steps.len() + 1), Step::Batch { slot, calls, stream });
+        }
+        job
+    })
 }
 
 /// A job of so many roles of so many ranks.
@@ -216,6 +235,12 @@ impl Job {
                 writer.group += 1;
                 writer.add(streams.0, call(slots.0, CollectiveKind::AllReduce, *count, writer.group));
                 writer.add(streams.1, call(slots.1, CollectiveKind::AllGather, *count, writer.group));
+            }
+            Step::Batch { slot, calls, stream } => {
+                writer.group += 1;
+                for (kind, count) in calls {
+                    writer.add(*stream, call(*slot, *kind, *count, writer.group));
+                }
             }
             Step::Ring { count, streams } if self.width > 1 => {
                 writer.group += 1;

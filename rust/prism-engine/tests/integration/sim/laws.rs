@@ -1,6 +1,6 @@
 //! The simulation equals the brute-force evaluator, however its roles are cut.
 
-use super::jobs::{Job, Local, Step, job, profile};
+use super::jobs::{Job, Local, Step, batched_job, job, profile};
 use super::reference::{RankTimes, evaluate};
 use prism_engine::graph::op::CollectiveKind;
 use prism_engine::ids::Rank;
@@ -65,6 +65,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
+    fn fused_groups_run_as_by_definition(job in batched_job()) {
+        let report = replayed(&job);
+        prop_assert_eq!(times(&report), evaluate(&job.graph(), &profile(), &job.slow).expect("no deadlock"));
+    }
+
+    #[test]
     fn every_time_is_what_the_definition_says(job in job()) {
         let expected = evaluate(&job.graph(), &profile(), &job.slow).expect("a job without deadlock");
         prop_assert_eq!(times(&replayed(&job)), expected);
@@ -84,4 +90,21 @@ proptest! {
         prop_assert_eq!(together.ranks, alone.ranks);
         prop_assert_eq!(together.device_time, alone.device_time);
     }
+}
+
+#[test]
+fn a_hundred_grouped_all_reduces_are_one_launch() {
+    let job = |steps| Job { roles: 1, width: 8, steps, slow: BTreeMap::new(), overrides: vec![], is_scalar: false };
+    let calls = vec![(CollectiveKind::AllReduce, 256); 100];
+    let grouped = replayed(&job(vec![Step::Batch { slot: 0, calls, stream: 0 }]));
+    let single = Step::Call { slot: 0, kind: CollectiveKind::AllReduce, count: 256, stream: 0 };
+    let one = replayed(&job(vec![single.clone()]));
+    let separate = replayed(&job(vec![single; 100]));
+    let end = |report: &SimReport| times(report)[0].final_time.as_ns();
+    assert!(end(&separate) > 90 * end(&one));
+    // The launch comes after the last of a hundred calls, which the host issues at most 5 us apart.
+    let issued = 100 * 5_000;
+    assert!(end(&grouped) < issued + 5 * end(&one), "{} ns, one alone {} ns", end(&grouped), end(&one));
+    let spread = job(vec![Step::Batch { slot: 0, calls: vec![(CollectiveKind::AllReduce, 25_600)], stream: 0 }]);
+    assert!(end(&replayed(&spread)) < end(&grouped), "one call of the same bytes has fewer loops");
 }

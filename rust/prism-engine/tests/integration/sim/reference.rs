@@ -1,5 +1,6 @@
 //! What every op's time is by definition: one table per rank, filled in by passing over all ops until nothing changes.
 
+use prism_engine::collective::fusion::{self, Groupable};
 use prism_engine::collective::{self, CollectiveCall, CommShape, Scratch};
 use prism_engine::graph::Graph;
 use prism_engine::graph::op::{CollectiveKind, Op, OpKind};
@@ -21,6 +22,8 @@ pub(crate) struct RankTimes {
 struct Meeting {
     arrivals: BTreeMap<u32, (SimTime, Op)>,
     ends: BTreeMap<u32, SimTime>,
+    /// Ops fused, and their elements together.
+    fused: (u32, u64),
 }
 
 type MessageKey = (u32, u32, u32, usize);
@@ -165,13 +168,35 @@ impl RankState {
         if !matches!(self.ops[i].kind, OpKind::Collective { .. }) {
             return Some(start);
         }
-        let is_earlier = |j: &usize| {
-            matches!(self.ops[*j].kind, OpKind::Collective { .. }) && slot_of(&self.ops[*j]) == slot_of(&self.ops[i])
-        };
-        match (self.group_range(i).start..i).rev().find(is_earlier) {
+        let (batches, at) = self.batch(i);
+        match at.checked_sub(1).map(|before| batches[before][0]).filter(|j| self.group_range(i).contains(j)) {
             Some(previous) => self.own_end[previous],
             None => Some(start),
         }
+    }
+
+    /// The collectives of the slot of op `i` in the order they run, fused ones together, and which of them op `i` is in.
+    fn batch(&self, i: usize) -> (Vec<Vec<usize>>, usize) {
+        let mut batches: Vec<Vec<usize>> = Vec::new();
+        let mut next = 0;
+        while next < self.ops.len() {
+            let range = self.group_range(next);
+            next = range.end;
+            let is_ours = |j: &usize| slot_of(&self.ops[*j]) == slot_of(&self.ops[i]);
+            let (places, calls): (Vec<usize>, Vec<_>) = range
+                .filter(is_ours)
+                .filter_map(|j| match self.ops[j].kind {
+                    OpKind::Collective { kind, dtype, reduce, root, count, .. } => {
+                        let bytes = count * dtype.size_bytes();
+                        Some((j, Groupable { kind, key: (dtype, reduce, root), bytes }))
+                    }
+                    _ => None,
+                })
+                .unzip();
+            batches.extend(fusion::fuse(&calls).iter().map(|batch| batch.iter().map(|at| places[*at]).collect()));
+        }
+        let at = batches.iter().position(|batch| batch.contains(&i)).expect("a collective");
+        (batches, at)
     }
 
     fn launch_end(&self, i: usize) -> Option<SimTime> {
@@ -272,13 +297,15 @@ fn communicate(
     let before = |same: &dyn Fn(&OpKind) -> bool| {
         state.ops[..i].iter().filter(|other| slot_of(other) == Some(slot) && same(&other.kind)).count()
     };
-    let meeting = match op.kind {
-        OpKind::PointToPoint { is_send, peer, .. } => {
-            let same = |kind: &OpKind| matches!(kind, OpKind::PointToPoint { is_send: s, peer: p, .. } if *s == is_send && *p == peer);
-            let (from, to) = if is_send { (me, peer) } else { (peer, me) };
-            messages.entry((comm, from, to, before(&same))).or_default()
-        }
-        _ => calls.entry((comm, before(&|kind| matches!(kind, OpKind::Collective { .. })))).or_default(),
+    let mut batch = vec![i];
+    let meeting = if let OpKind::PointToPoint { is_send, peer, .. } = op.kind {
+        let same = |kind: &OpKind| matches!(kind, OpKind::PointToPoint { is_send: s, peer: p, .. } if *s == is_send && *p == peer);
+        let (from, to) = if is_send { (me, peer) } else { (peer, me) };
+        messages.entry((comm, from, to, before(&same))).or_default()
+    } else {
+        let (batches, at) = state.batch(i);
+        batch.clone_from(&batches[at]);
+        calls.entry((comm, at)).or_default()
     };
     let key = if let OpKind::PointToPoint { is_send, .. } = op.kind { u32::from(!is_send) } else { me };
     let is_new = meeting.arrivals.insert(key, (arrival, op)).is_none();
@@ -286,9 +313,16 @@ fn communicate(
         let (from, to) = if is_send { (me, peer) } else { (peer, me) };
         finish_message(profile, members[from as usize], members[to as usize], meeting);
     } else {
+        let count = |j: &usize| match state.ops[*j].kind {
+            OpKind::Collective { count, .. } => count,
+            _ => 0,
+        };
+        meeting.fused = (batch.len() as u32, batch.iter().map(count).sum());
         finish_call(profile, members, meeting);
     }
-    state.own_end[i] = meeting.ends.get(&key).copied();
+    for j in batch {
+        state.own_end[j] = meeting.ends.get(&key).copied();
+    }
     is_new || state.own_end[i].is_some()
 }
 
@@ -304,15 +338,14 @@ fn finish_call(profile: &Profile, members: &[u32], meeting: &mut Meeting) {
     if meeting.arrivals.len() < members.len() {
         return;
     }
-    let OpKind::Collective { kind, dtype, count, root, .. } = meeting.arrivals[&0].1.kind else {
-        unreachable!("a call")
-    };
+    let OpKind::Collective { kind, dtype, root, .. } = meeting.arrivals[&0].1.kind else { unreachable!("a call") };
     let is_whole = matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Broadcast | CollectiveKind::Reduce);
+    let (ops, count) = meeting.fused;
     let bytes = count * dtype.size_bytes() * if is_whole { 1 } else { members.len() as u64 };
     let arrivals: Vec<SimTime> = meeting.arrivals.values().map(|(time, _)| *time).collect();
     let mut ends = vec![SimTime::ZERO; members.len()];
     let shape = CommShape::new(members, profile);
-    let call = CollectiveCall { kind, bytes, root };
+    let call = CollectiveCall { kind, bytes, root, ops };
     collective::completion(&shape, &call, &arrivals, &mut ends, &mut Scratch::default());
     meeting.ends = (0..).zip(ends).collect();
 }
