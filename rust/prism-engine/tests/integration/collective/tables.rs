@@ -6,6 +6,7 @@ use prism_engine::collective::vectors;
 use prism_engine::collective::{Algorithm, CollectiveCall, CollectiveKind, CommShape, choice, uniform_cost};
 use prism_engine::profile::Profile;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::path::Path;
 
