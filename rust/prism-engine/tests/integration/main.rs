@@ -5,6 +5,7 @@ mod collective;
 mod cost;
 mod graph;
 mod hybrid;
+mod messages;
 mod perturb;
 mod sim;
 mod slice;
