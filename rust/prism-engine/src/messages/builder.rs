@@ -88,13 +88,13 @@ impl MessageProgramBuilder {
         Some((Rank(self.rank_start.len() as u32 - 1), (self.num_ops() - start) as u32))
     }
 
-    /// Adds a calculation. Fails when the rank's calculations pass 2^63 ticks.
+    /// Adds a calculation, which takes no NIC lane. Fails when the rank's calculations pass 2^63 ticks.
     pub fn calc(&mut self, ticks: u64, lanes: Lanes) -> Result<OpIndex, MessageError> {
         self.ticks = match self.ticks.checked_add(ticks) {
             Some(sum) if sum < LIMIT => sum,
             _ => return Err(self.here(format!("calc {ticks}: the rank's calculations pass 2^63 ticks"))),
         };
-        self.push(kind::CALC, ticks, 0, 0, lanes)
+        self.push(kind::CALC, ticks, 0, 0, Lanes { nic: 0, ..lanes })
     }
 
     /// Adds a send. Fails for a peer outside the job, for the reserved tag 2^32 - 1, and when all sends pass 2^63 bytes.

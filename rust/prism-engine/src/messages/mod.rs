@@ -11,6 +11,8 @@
 
 mod builder;
 mod error;
+pub mod goal;
+pub mod loggops;
 mod program;
 
 pub use builder::MessageProgramBuilder;
