@@ -50,7 +50,6 @@ pub fn read(mut source: impl Read) -> Result<MessageProgram, MessageError> {
         buffer.copy_within(lines..filled, 0);
         filled -= lines;
         if filled == PIECE {
-            parser.line += 1;
             return Err(parser.error("", format!("a line of more than {PIECE} bytes")));
         }
     }

@@ -1,3 +1,9 @@
 //! Message programs.
 
+mod blocked;
+mod goal;
+mod loggops;
 mod program;
+mod programs;
+mod reference;
+mod workloads;
