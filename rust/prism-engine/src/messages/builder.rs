@@ -9,7 +9,7 @@ use crate::ids::Rank;
 use rustc_hash::FxHashMap;
 
 /// Sums of ticks on a rank and of bytes in the job stay below this.
-const LIMIT: u64 = 1 << 63;
+pub(super) const LIMIT: u64 = 1 << 63;
 
 /// Appends ops rank by rank, then [`finish`](Self::finish)es.
 ///
