@@ -5,6 +5,7 @@
 mod diagnose;
 mod error;
 mod graph;
+mod messages;
 mod replay;
 mod session;
 mod synthetic;
@@ -22,6 +23,8 @@ mod _native {
     use super::error::{ConfigError, DeadlockError, GraphFormatError, MismatchError, PrismError, ShimError};
     #[pymodule_export]
     use super::graph::{Graph, Recording, assemble};
+    #[pymodule_export]
+    use super::messages::MessageProgram;
     #[pymodule_export]
     use super::replay::{profile_names, profile_toml, replay_json};
     #[pymodule_export]
