@@ -90,7 +90,9 @@ def replay(
     symmetry: Annotated[bool, typer.Option(help="Evaluate equal ranks once.")] = True,
     loggops: Annotated[
         str | None,
-        typer.Option(help="For message programs, in ticks; the rest as in h100-sxm.", metavar="L=..,o=..,G=..,tick_ps=.."),
+        typer.Option(
+            help="For message programs, in ticks; the rest as in h100-sxm.", metavar="L=..,o=..,G=..,tick_ps=.."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

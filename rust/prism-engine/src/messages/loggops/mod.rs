@@ -14,9 +14,9 @@
 //! * Events are taken by time, equal times by order of creation; what one event makes ready is created rank by rank, sends
 //!   before receives before calculations. The end of a rank is when its last CPU lane is free.
 //!
-//! Two things differ, where LogGOPSim's answer has no meaning: an op that depends on one of another CPU lane waits for that
-//! one's end (there, only for its start), and a message of 0 bytes costs what one of 1 byte costs (there, one `G` less than
-//! nothing). Operating-system noise and topologies are not modelled.
+//! Three things differ, where LogGOPSim's answer has no meaning: an op that depends on one of another CPU lane waits for that
+//! one's end (there, only for its start); a message of 0 bytes costs what one of 1 byte costs (there, one `G` less than
+//! nothing); and only the send's size says whether a message is a rendezvous (there, also that of the receive it meets). Operating-system noise and topologies are not modelled.
 //!
 //! Cost: about three queue operations per message, two per op; per op one byte, per rank some hundred, beside the program.
 

@@ -115,7 +115,10 @@ fn jobs_that_are_not_whole_are_refused() {
         ("num_ranks 1\nrank 0 {\n}\n}\n", "line 4: '}' without a rank's '{'"),
         ("num_ranks 1\nrank 0 {\n}\n/* ...\n", "the text ends inside a comment ('*/' is missing)"),
         ("num_ranks 1\nrank 0 {\n// prism: rendezvous\n}\n", "no op follows the rendezvous mark"),
-        ("num_ranks 1\nrank 0 {\nl1: calc 1\nl2: calc 1\nl1 requires l2\nl2 requires l1\n}\n", "op 0, op 1 (each on the next)"),
+        (
+            "num_ranks 1\nrank 0 {\nl1: calc 1\nl2: calc 1\nl1 requires l2\nl2 requires l1\n}\n",
+            "op 0, op 1 (each on the next)",
+        ),
     ] {
         assert!(error(text).contains(expected), "{text:?}: {}", error(text));
     }

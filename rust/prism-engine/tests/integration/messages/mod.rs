@@ -6,4 +6,5 @@ mod loggops;
 mod program;
 mod programs;
 mod reference;
+mod store;
 mod workloads;
