@@ -172,7 +172,9 @@ fn pieces<T: Plain>(values: &[T], take: &mut impl FnMut(&[u8]) -> std::io::Resul
     let mut bytes = Vec::new();
     for piece in values.chunks(1 << 13) {
         bytes.clear();
-        piece.iter().for_each(|value| value.put(&mut bytes));
+        for value in piece {
+            value.put(&mut bytes);
+        }
         take(&bytes)?;
     }
     Ok(())

@@ -6,12 +6,24 @@ use super::{EvaluateError, Waiting};
 use crate::ids::Rank;
 use crate::messages::{Dependency, MessageOp, MessageProgram, OpIndex};
 use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::BTreeMap;
+
+/// An op, as rank and index in its program.
+type Node = (u32, u32);
+
+/// What a waiting op waits for.
+struct Behind {
+    /// The op that would end it.
+    half: Node,
+    /// The waiting op, of the same rank, that this one depends on.
+    waiting: Node,
+}
 
 /// What is left of an evaluation that cannot go on.
 struct Stuck<'a> {
     program: &'a MessageProgram,
     /// Sends and receives that have started and wait for their other half, by rank, ascending by op.
-    waiting: FxHashMap<u32, Vec<u32>>,
+    waiting: BTreeMap<u32, Vec<u32>>,
 }
 
 /// The error for a program of which `num_unfinished` ops did not end.
@@ -22,7 +34,7 @@ pub(super) fn explain(
     messages: &Waiters,
     num_unfinished: u64,
 ) -> EvaluateError {
-    let mut waiting: FxHashMap<u32, Vec<u32>> = FxHashMap::default();
+    let mut waiting: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for rank in 0..program.num_ranks() {
         let rendezvous = |op: &u32| {
             let words = program.words(*op as usize);
@@ -35,7 +47,9 @@ pub(super) fn explain(
             waiting.entry(rank).or_default().push(op);
         }
     }
-    waiting.values_mut().for_each(|ops| ops.sort_unstable());
+    for ops in waiting.values_mut() {
+        ops.sort_unstable();
+    }
     let stuck = Stuck { program, waiting };
     let (cause, is_cycle) = stuck.root(messages);
     let num_waiting = stuck.waiting.values().map(Vec::len).sum();
@@ -55,12 +69,8 @@ pub(super) fn unreceived(program: &MessageProgram, messages: &Waiters) -> Option
 impl Stuck<'_> {
     /// An op whose other half nobody has, or else the shortest cycle.
     fn root(&self, messages: &Waiters) -> (Vec<Waiting>, bool) {
-        let mut ranks: Vec<u32> = self.waiting.keys().copied().collect();
-        ranks.sort_unstable();
-        // Each waiting op: the op that would end it, and the waiting op before that one on its rank.
-        let mut behind: FxHashMap<(u32, u32), ((u32, u32), (u32, u32))> = FxHashMap::default();
-        let nodes: Vec<(u32, u32)> =
-            ranks.iter().flat_map(|rank| self.waiting[rank].iter().map(|op| (*rank, *op))).collect();
+        let mut behind: FxHashMap<Node, Behind> = FxHashMap::default();
+        let nodes: Vec<Node> = self.waiting.iter().flat_map(|(rank, ops)| ops.iter().map(|op| (*rank, *op))).collect();
         let mut ancestors = Ancestors::default();
         for &(rank, op) in &nodes {
             let Some((half, before)) = self.other_half(rank, op, &mut ancestors) else {
@@ -68,20 +78,20 @@ impl Stuck<'_> {
                 waiting.note = arrived(messages, rank, &waiting);
                 return (vec![waiting], false);
             };
-            behind.insert((rank, op), (half, (half.0, before)));
+            behind.insert((rank, op), Behind { half, waiting: (half.0, before) });
         }
         let cycle = shortest_cycle(&nodes, &behind);
-        let named = cycle.iter().map(|node| self.waiting_op(*node, behind.get(node).map(|(half, _)| *half)));
+        let named = cycle.iter().map(|node| self.waiting_op(*node, behind.get(node).map(|behind| behind.half)));
         (named.collect(), true)
     }
 
-    fn waiting_op(&self, (rank, op): (u32, u32), waits_for: Option<(u32, u32)>) -> Waiting {
+    fn waiting_op(&self, (rank, op): Node, waits_for: Option<Node>) -> Waiting {
         let what = self.program.rank(Rank(rank)).op(OpIndex(op));
         Waiting { rank, op, what, waits_for, note: String::new() }
     }
 
     /// The first op that could end a waiting one, and the waiting op of its rank that it is behind.
-    fn other_half(&self, rank: u32, op: u32, ancestors: &mut Ancestors) -> Option<((u32, u32), u32)> {
+    fn other_half(&self, rank: u32, op: u32, ancestors: &mut Ancestors) -> Option<(Node, u32)> {
         let (peers, is_it): (_, Box<dyn Fn(MessageOp) -> bool>) = match self.program.rank(Rank(rank)).op(OpIndex(op)) {
             MessageOp::Recv { peer, tag, .. } => {
                 let is_it = move |other| {
@@ -150,17 +160,17 @@ fn arrived(messages: &Waiters, rank: u32, waiting: &Waiting) -> String {
 }
 
 /// The shortest cycle along `behind`, which leads from every node to another.
-fn shortest_cycle(nodes: &[(u32, u32)], behind: &FxHashMap<(u32, u32), ((u32, u32), (u32, u32))>) -> Vec<(u32, u32)> {
-    let mut seen: FxHashSet<(u32, u32)> = FxHashSet::default();
-    let mut shortest: Vec<(u32, u32)> = Vec::new();
+fn shortest_cycle(nodes: &[Node], behind: &FxHashMap<Node, Behind>) -> Vec<Node> {
+    let mut seen: FxHashSet<Node> = FxHashSet::default();
+    let mut shortest: Vec<Node> = Vec::new();
     for &start in nodes {
-        let mut path: Vec<(u32, u32)> = Vec::new();
-        let mut place: FxHashMap<(u32, u32), usize> = FxHashMap::default();
+        let mut path: Vec<Node> = Vec::new();
+        let mut place: FxHashMap<Node, usize> = FxHashMap::default();
         let mut node = start;
         while seen.insert(node) {
             place.insert(node, path.len());
             path.push(node);
-            node = behind[&node].1;
+            node = behind[&node].waiting;
         }
         if let Some(&first) = place.get(&node)
             && (shortest.is_empty() || path.len() - first < shortest.len())

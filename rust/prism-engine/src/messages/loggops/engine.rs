@@ -389,7 +389,7 @@ impl Costs {
             let cost = match words.kind() {
                 kind::CALC => value.into(),
                 // A small message costs no more than its bytes at 2^32 and a bit; large ones need the width.
-                kind::SEND => rest + (u128::from(value) * per_byte >> 32) + 4,
+                kind::SEND => rest + ((u128::from(value) * per_byte) >> 32) + 4,
                 _ => 0,
             };
             sum = sum.saturating_add(cost);

@@ -40,7 +40,7 @@ impl LogGops {
     pub fn of_profile(profile: &Profile) -> Self {
         let network = &profile.network;
         Self {
-            latency: network.latency_ns.max(0) as u64,
+            latency: network.latency_ns,
             overhead: 0,
             gap: 0,
             gap_per_byte: 1e9 / (network.nic_bytes_per_s as f64 * network.nic_efficiency),

@@ -1,5 +1,7 @@
 //! Message programs.
 
+#![allow(clippy::unwrap_used, clippy::format_push_string, clippy::print_stderr, reason = "helpers of tests")]
+
 mod blocked;
 mod goal;
 mod loggops;
