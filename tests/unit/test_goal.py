@@ -82,7 +82,7 @@ def test_what_is_written_reads_the_same(text: Path, tmp_path: Path) -> None:
 
 def test_a_blocked_job_names_who_waits_for_whom(text: Path) -> None:
     text.write_text(TEXT.replace("from 0", "from 0 tag 4"))
-    with pytest.raises(DeadlockError, match="rank 1's op 0 .* waits for a send that no rank has .*tag 0 from rank 0"):
+    with pytest.raises(DeadlockError, match=r"rank 1's op 0 .* waits for a send that no rank has .*tag 0 from rank 0"):
         prism_core.replay(text)
 
 
