@@ -106,9 +106,13 @@ impl<'a> Engine<'a> {
         self.finish()
     }
 
-    /// An event whose time has come. True if it found its lanes free.
+    /// An event whose time has come. True if it found its lanes free; a receive needs none, it is posted.
     #[inline]
     fn attempt(&mut self, event: Event, words: OpWords) -> bool {
+        if event.kind() == kind::RECV {
+            self.recv(event, words);
+            return true;
+        }
         let available = self.available(event.host, event.kind(), words);
         if available > event.time {
             let waiting = self.crowds.join(crowd_of(event, words), event, available);
@@ -120,7 +124,6 @@ impl<'a> Engine<'a> {
         match event.kind() {
             kind::CALC => self.calc(event, words),
             kind::SEND => self.send(event, words),
-            kind::RECV => self.recv(event, words),
             _ => self.message(event, words),
         }
         true
@@ -148,8 +151,6 @@ impl<'a> Engine<'a> {
         match kind {
             kind::CALC => self.cpu_free[cpu],
             kind::SEND => self.cpu_free[cpu].max(self.nics[nic].send_free),
-            // A receive is posted at once.
-            kind::RECV => 0,
             _ => self.cpu_free[cpu].max(self.nics[nic].recv_free),
         }
     }

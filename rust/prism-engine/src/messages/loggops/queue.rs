@@ -46,7 +46,7 @@ impl Event {
 }
 
 /// How many events ahead memory is asked for: a few hundred nanoseconds.
-const AHEAD: usize = 8;
+const AHEAD: usize = 16;
 
 /// Buckets for times below 2^63; amortised O(63) moves per event, 3 or so in practice.
 pub(super) struct Queue {
