@@ -19,6 +19,7 @@ from prism_core.diagnose import diagnose as run_diagnose
 from prism_core.diagnose import diagnose_text
 from prism_core.emulate import emulate as run_emulate
 from prism_core.errors import PrismError, error_entry
+from prism_core.messages import import_goal
 from prism_core.nccl import parse_settings
 from prism_core.replay import inspect as read_graph
 from prism_core.replay import open_graph
@@ -34,10 +35,13 @@ app = typer.Typer(
 )
 
 app.add_typer(spare_app)
+imports = typer.Typer(help="Store another tool's file in prism's own form.", no_args_is_help=True)
+app.add_typer(imports, name="import")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Command = Annotated[list[str], typer.Argument(help="The training program, after `--`.", metavar="-- CMD ...")]
 GraphPath = Annotated[Path, typer.Argument(help="The job's execution graph.", metavar="JOB.prism")]
+AnyPath = Annotated[Path, typer.Argument(help="Execution graph or message program.", metavar="JOB.prism|JOB.goal")]
 Slow = Annotated[list[str] | None, typer.Option("--slow", help="Slow a rank's compute.", metavar="RANK=FACTOR")]
 Perturb = Annotated[Path | None, typer.Option("--perturb", help="A file of perturbations.", metavar="FILE.toml")]
 
@@ -78,7 +82,7 @@ def collect(
 
 @app.command()
 def inspect(
-    graph: GraphPath,
+    graph: AnyPath,
     sandbox: Annotated[str | None, typer.Option(help="List who exchanges data with these.", metavar="LIST")] = None,
     as_json: Json = False,
 ) -> None:
@@ -93,7 +97,7 @@ def inspect(
 
 @app.command()
 def replay(
-    graph: GraphPath,
+    graph: AnyPath,
     slow: Slow = None,
     perturb: Perturb = None,
     contention: Annotated[str, typer.Option(help="none or fair-share.")] = "none",
@@ -102,13 +106,29 @@ def replay(
         list[str] | None, typer.Option(help="Another NCCL variable, e.g. NCCL_ALGO=Ring.", metavar="NAME=VALUE")
     ] = None,
     tuning: Annotated[str | None, typer.Option(help="Choose algorithms as nccl-VERSION, or fastest.")] = None,
+    loggops: Annotated[
+        str | None,
+        typer.Option(
+            help="For message programs, in ticks; the rest as in h100-sxm.", metavar="L=..,o=..,G=..,tick_ps=.."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compute the iteration time of the whole job, all ranks virtual."""
     result = run_replay(
-        graph, contention, symmetry, parse_slow(slow or []), perturb, parse_settings(nccl or []), tuning  # type: ignore[arg-type]
+        graph, contention, symmetry, parse_slow(slow or []), perturb, parse_settings(nccl or []), tuning, loggops  # type: ignore[arg-type]
     )  # fmt: skip
     _say(result.to_dict(), reports.replay_text, as_json)
+
+
+@imports.command("goal")
+def import_goal_text(
+    source: Annotated[Path, typer.Argument(help="LogGOPSim's GOAL text.", metavar="FILE.goal")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The program to write.", metavar="OUT.prism")],
+    as_json: Json = False,
+) -> None:
+    """Store GOAL text as a message program."""
+    _say(import_goal(source, output), reports.inspect_text, as_json)
 
 
 @app.command()

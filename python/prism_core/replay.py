@@ -13,6 +13,7 @@ from typing import Any, Literal
 from prism_core import _native
 from prism_core.config import check_ranks, check_slow
 from prism_core.errors import ConfigError
+from prism_core.messages import inspect_program, is_message_program, refuse_message_program, replay_program
 from prism_core.nccl import DEFAULT_PROFILE, differences, merged, settings_of_profile, with_settings
 from prism_core.perturb import Perturb, perturbation_text
 
@@ -49,6 +50,7 @@ class ReplayResult:
 def open_graph(path: str | os.PathLike[str]) -> _native.Graph:
     """Opens a graph file; `.txt` files are read as the text form."""
     location = Path(path)
+    refuse_message_program(location)
     try:
         if location.suffix == ".txt":
             return _native.Graph.from_text(location.read_text(encoding="utf-8"))
@@ -58,18 +60,20 @@ def open_graph(path: str | os.PathLike[str]) -> _native.Graph:
 
 
 def replay(
-    graph_or_path: _native.Graph | str | os.PathLike[str],
+    graph_or_path: _native.Graph | _native.MessageProgram | str | os.PathLike[str],
     contention: Contention = "none",
     symmetry: bool = True,
     slow: Mapping[int, float] | None = None,
     perturb: Perturb | None = None,
     nccl: Mapping[str, str] | None = None,
     tuning: str | None = None,
+    loggops: str | Mapping[str, float] | None = None,
 ) -> ReplayResult:
     """Replays a graph from virtual ranks only.
 
     Args:
-        graph_or_path: The graph, or the path of its file.
+        graph_or_path: The graph, or the path of its file; or a message program, or the path of its file (GOAL text or
+            the stored form), which takes `loggops` and nothing else.
         contention: How messages share a network card.
         symmetry: Evaluate equal ranks once.
         slow: Slow-down of single ranks' compute, for example `{4242: 1.3}`.
@@ -79,10 +83,20 @@ def replay(
             `{"NCCL_ALGO": "Ring"}`; an empty value stands for one not set. The result's `notes` name the differences.
         tuning: How algorithms and protocols are chosen, if not as the graph's profile says: `nccl-2.27` (that version
             of NCCL), or `fastest`.
+        loggops: Parameters of a message program's evaluation (`prism_core.messages.replay_program`).
 
     Returns:
         The result: iteration times in ns, ops evaluated, wall time, and more.
     """
+    if isinstance(graph_or_path, _native.MessageProgram) or (
+        not isinstance(graph_or_path, _native.Graph) and is_message_program(graph_or_path)
+    ):
+        _refuse_options(
+            slow=slow, perturb=perturb, contention=contention != "none", symmetry=not symmetry, nccl=nccl, tuning=tuning
+        )
+        return ReplayResult(replay_program(graph_or_path, loggops))
+    if loggops is not None:
+        raise ConfigError("loggops is for message programs (GOAL): an execution graph is replayed with its profile")
     start = time.monotonic_ns()
     graph = graph_or_path if isinstance(graph_or_path, _native.Graph) else open_graph(graph_or_path)
     options = {
@@ -104,18 +118,32 @@ def replay(
     return ReplayResult(document)
 
 
+def _refuse_options(**given: Any) -> None:
+    """Refuses what only the replay of an execution graph has."""
+    for name, value in given.items():
+        if value:
+            raise ConfigError(f"{name} is for execution graphs: a message program (GOAL) takes only loggops")
+
+
 def inspect(
-    graph_or_path: _native.Graph | str | os.PathLike[str], sandbox: Sequence[int] | None = None
+    graph_or_path: _native.Graph | _native.MessageProgram | str | os.PathLike[str],
+    sandbox: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """What is in a graph: ranks, roles, communicators, ops, bytes, provenance.
+    """What is in a graph: ranks, roles, communicators, ops, bytes, provenance. Or in a message program.
 
     Args:
-        graph_or_path: The graph, or the path of its file.
+        graph_or_path: The graph or message program, or the path of its file.
         sandbox: Ranks that would run the program; adds `materialised_ranks`, the virtual ranks they exchange data with.
 
     Returns:
         The document of `prism inspect --json`.
     """
+    if isinstance(graph_or_path, _native.MessageProgram) or (
+        not isinstance(graph_or_path, _native.Graph) and is_message_program(graph_or_path)
+    ):
+        if sandbox is not None:
+            raise ConfigError("sandbox is for execution graphs: nobody runs a message program (GOAL)")
+        return inspect_program(graph_or_path)
     graph = graph_or_path if isinstance(graph_or_path, _native.Graph) else open_graph(graph_or_path)
     summary: dict[str, Any] = json.loads(graph.summary_json())
     if sandbox is not None:

@@ -59,6 +59,7 @@ pub mod cost;
 pub mod graph;
 pub mod hybrid;
 pub mod ids;
+pub mod messages;
 pub mod perturb;
 pub mod profile;
 pub mod prune;

@@ -6,6 +6,7 @@ mod collectives;
 mod diagnose;
 mod error;
 mod graph;
+mod messages;
 mod replay;
 mod session;
 mod spare;
@@ -26,6 +27,8 @@ mod _native {
     use super::error::{ConfigError, DeadlockError, GraphFormatError, MismatchError, PrismError, ShimError};
     #[pymodule_export]
     use super::graph::{Graph, Recording, assemble};
+    #[pymodule_export]
+    use super::messages::MessageProgram;
     #[pymodule_export]
     use super::replay::{nccl_setting_names, profile_names, profile_toml, profile_with_nccl, replay_json};
     #[pymodule_export]

@@ -7,6 +7,7 @@ mod cost;
 mod graph;
 mod graph_file;
 mod hybrid;
+mod messages;
 mod perturb;
 mod sim;
 mod slice;
