@@ -67,3 +67,5 @@ pub mod sim;
 pub mod slice;
 pub mod synthetic;
 pub mod units;
+
+mod wide;

@@ -29,11 +29,13 @@ pub mod shape;
 pub mod tree;
 pub mod vectors;
 
+mod batch;
 mod changes;
 mod plan;
 mod protocol;
 mod window;
 
+pub(crate) use batch::batch_completion;
 pub use p2p::{message, message_over};
 pub(crate) use plan::quick_completion;
 pub use plan::{Algorithm, Choice, CollectiveCall, Scratch, choice, completion, uniform_cost};

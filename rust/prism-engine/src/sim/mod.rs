@@ -25,6 +25,7 @@
 //!
 //! Cost: O(ops x roles) steps over vectors, O(ranks x (streams + events in flight + communicators)) memory.
 
+mod batch;
 mod blocked;
 mod channel;
 mod error;
@@ -44,6 +45,7 @@ mod step;
 mod symmetry;
 mod trace;
 mod vector;
+mod wiring;
 
 pub use blocked::Blocked;
 pub(crate) use blocked::{list, shortest_cycle};
@@ -55,13 +57,14 @@ pub(crate) use signature::{Call, Half};
 pub use trace::{LaunchSpan, Span};
 
 use crate::graph::Graph;
-use crate::ids::{NameId, Rank, TemplateId};
+use crate::ids::{CommId, NameId, Rank, TemplateId};
 use crate::perturb::{NameMask, Perturbations, World};
 use crate::profile::Profile;
+use batch::Former;
 use gate::Gate;
 use live::LiveRank;
 use members::Positions;
-use network::{Network, Part};
+use network::Network;
 use perturbed::{NetworkRules, Perturber};
 use ports::{Lanes, Ports};
 use program::Program;
@@ -190,18 +193,14 @@ impl Simulation {
         Ok(simulation)
     }
 
-    fn add_virtual_ranks(&mut self, graph: &Graph, live: &[Rank]) -> Result<(), SimError> {
-        let positions = Positions::new(graph, |_, _, _| ());
-        for comm in 0..graph.num_comms() {
-            self.network.add_comm(graph.comm_members(crate::ids::CommId(comm as u32)).into(), None);
-        }
+    fn add_virtual_ranks(&mut self, graph: &Arc<Graph>, live: &[Rank]) -> Result<(), SimError> {
         let mut ranks_of: Vec<Vec<u32>> = vec![Vec::new(); graph.num_templates()];
         for rank in (0..self.world_size).filter(|rank| !live.contains(&Rank(*rank))) {
             ranks_of[graph.rank_template(Rank(rank)).index()].push(rank);
         }
         let names = Arc::new(self.name_masks(graph));
+        let mut parties: Vec<(TemplateId, Vec<u32>)> = Vec::new();
         for (template, ranks) in ranks_of.into_iter().enumerate() {
-            let template = TemplateId(template as u32);
             // Ranks that die have a program and a role of their own.
             let (dying, others): (Vec<u32>, Vec<u32>) = ranks.into_iter().partition(|rank| self.is_mortal(*rank));
             let others = if others.is_empty() { Vec::new() } else { vec![others] };
@@ -211,12 +210,51 @@ impl Simulation {
                 if let Some(count) = self.perturber.rules().deaths(Rank(ranks[0])).1 {
                     program.die_after(count);
                 }
+                let template = TemplateId(template as u32);
                 self.gate.add_program(graph, template, self.programs.len(), &mut program)?;
                 self.programs.push(program);
-                self.add_role(graph, template, ranks, &positions)?;
+                parties.push((template, ranks));
+            }
+        }
+        self.add_parties(graph, parties)
+    }
+
+    /// Adds the communicators, and a role for each set of ranks, which have the programs in order.
+    fn add_parties(&mut self, graph: &Arc<Graph>, mut parties: Vec<(TemplateId, Vec<u32>)>) -> Result<(), SimError> {
+        for (role, (_, ranks)) in parties.iter().enumerate() {
+            self.note_places(role as u32, ranks);
+        }
+        // Rules about the network may tell communicators apart.
+        let is_apart = self.network.rules.is_some();
+        let mut former = Former::new(self.network.profile(), &self.places, is_apart);
+        let positions = Positions::new(graph, |comm, rank, slot| former.visit(comm, rank, slot));
+        let mut formed = former.finish();
+        for (role, (_, ranks)) in parties.iter_mut().enumerate() {
+            formed.order(graph, role as u32, &self.programs[role].slots_by_use(), ranks);
+            self.note_places(role as u32, ranks);
+        }
+        formed.sort_columns(graph, &self.places);
+        self.network.use_graph(graph);
+        for comms in formed.batches {
+            let size = graph.comm_members(CommId(comms[0])).len();
+            self.network.add_batch(comms, size);
+        }
+        for (program, (template, ranks)) in parties.into_iter().enumerate() {
+            let speeds = Speeds::of(graph, &ranks, &self.slow)?;
+            let id = self.insert_role(Role::new(program, ranks, Lanes::default(), speeds));
+            for slot in 0..graph.template(template).num_slots() as usize {
+                let ranks = &self.roles[id as usize].ranks;
+                let addresses = self.addresses(graph, ranks, slot, &positions);
+                self.roles[id as usize].add_slot(&addresses, Ports::default(), &mut self.network);
             }
         }
         Ok(())
+    }
+
+    fn note_places(&mut self, role: u32, ranks: &[u32]) {
+        for (at, rank) in (0..).zip(ranks) {
+            self.places[*rank as usize] = Place { role, at };
+        }
     }
 
     fn is_mortal(&self, rank: u32) -> bool {
@@ -237,38 +275,10 @@ impl Simulation {
         ranks.iter().filter_map(|rank| self.slow.get(&Rank(*rank))).fold(1.0, |most, factor| most.max(*factor))
     }
 
-    fn add_role(
-        &mut self,
-        graph: &Graph,
-        template: TemplateId,
-        ranks: Vec<u32>,
-        positions: &Positions,
-    ) -> Result<(), SimError> {
-        let speeds = Speeds::of(graph, &ranks, &self.slow)?;
-        let num_slots = graph.template(template).num_slots() as usize;
-        let id = self.roles.len() as u32;
-        let mut role = Role::new(self.programs.len() - 1, ranks, Lanes::default(), speeds);
-        for slot in 0..num_slots {
-            let comms: Vec<u32> = role.ranks.iter().map(|rank| graph.rank_slots(Rank(*rank))[slot]).collect();
-            let members = comms.iter().zip(&role.ranks);
-            let place = |(comm, rank): (&u32, &u32)| self.network.base(*comm) + positions.of(*rank, slot);
-            let places = members.map(place).collect();
-            role.add_ports(comms, places, Ports::default());
-            for (comm, count) in &role.slots[slot].parts {
-                let part = Part { role: id, slot: slot as u32, count: *count };
-                self.network.comms[*comm as usize].parts.push(part);
-            }
-        }
-        self.insert_role(role);
-        Ok(())
-    }
-
     fn insert_role(&mut self, mut role: Role) -> u32 {
         let id = self.roles.len() as u32;
         role.id = id;
-        for (at, rank) in role.ranks.iter().enumerate() {
-            self.places[*rank as usize] = Place { role: id, at: at as u32 };
-        }
+        self.note_places(id, &role.ranks);
         self.roles.push(role);
         self.perturb_role(id);
         self.is_queued.push(false);
@@ -350,11 +360,11 @@ impl Simulation {
                 let is_ready =
                     self.with_role(part.role, |role, context| role.calls_done(part.slot as usize, part.count, context));
                 self.note_progress(part.role, is_ready);
-            } else if let Some(landed) = self.network.landed.pop() {
-                let place = self.places[landed.rank as usize];
-                let is_ready =
-                    self.with_role(place.role, |role, context| role.message_done(landed, place.at as usize, context));
-                self.note_progress(place.role, is_ready);
+            } else if let Some(mut landed) = self.network.landed.pop() {
+                let role = self.places[landed.rank as usize].role;
+                let is_ready = self.with_role(role, |role, context| role.message_done(&mut landed, context));
+                self.network.give_row(landed.ends);
+                self.note_progress(role, is_ready);
             } else if let Some(request) = self.network.requests.pop() {
                 self.serve(request);
             } else {
@@ -395,7 +405,8 @@ impl Simulation {
     }
 
     fn split(&mut self, id: u32, ready: &[bool]) {
-        let other = self.roles[id as usize].split(ready, &self.network);
+        self.roles[id as usize].unwire(&mut self.network);
+        let other = self.roles[id as usize].split(ready);
         for (at, rank) in self.roles[id as usize].ranks.iter().enumerate() {
             self.places[*rank as usize].at = at as u32;
         }
@@ -404,10 +415,7 @@ impl Simulation {
         for role in [id, new_id] {
             self.note_lanes(role);
         }
-        for slot in 0..self.roles[id as usize].slots.len() {
-            let parts = &self.roles[new_id as usize].slots[slot].parts;
-            self.network.move_parts(slot as u32, id, new_id, parts);
-        }
+        self.rejoin([id, new_id]);
         // Either half may be uneven at another slot.
         self.uneven.extend([id, new_id]);
         for role in [id, new_id] {

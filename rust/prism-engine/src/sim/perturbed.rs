@@ -151,7 +151,7 @@ impl NetworkRules {
         (send, receive): (&Waiting, &Waiting),
     ) -> (SimTime, SimTime) {
         let iteration = send.origin.iteration.max(receive.origin.iteration);
-        let state = self.rules.network_state(When { iteration, time: send.time.max(receive.time) });
+        let state = self.rules.network_state(When { iteration, time: send.times[0].max(receive.times[0]) });
         let (from, to) = (self.end(source), self.end(destination));
         let change = self.rules.link(state, &Hop { from, to, is_inside: from.node == to.node });
         // An exchange of everybody with everybody; pairs and neighbours in a pipeline are none.
@@ -161,16 +161,16 @@ impl NetworkRules {
             let factor = self.rules.size(state, Rank(source)).max(self.rules.size(state, Rank(destination)));
             bytes = (bytes as f64 * factor).round() as u64;
         }
-        collective::message_over(profile, (source, destination), bytes, (send.time, receive.time), change)
+        collective::message_over(profile, (source, destination), bytes, (send.times[0], receive.times[0]), change)
     }
 
-    /// The half of a message that waits for ever because the rank of the other is dead before its end.
-    pub(super) fn left_over(&mut self, halves: [(Waiting, SimTime); 2]) -> Option<Waiting> {
-        if !self.kills(halves.iter().map(|(half, end)| (half.rank, *end))) {
+    /// Which of two halves of a message (with their ranks and ends) waits for ever because the rank of the other is dead.
+    pub(super) fn left_over(&mut self, halves: [(u32, SimTime); 2]) -> Option<usize> {
+        if !self.kills(halves.into_iter()) {
             return None;
         }
-        let alive = halves.iter().find(|(half, _)| !self.found_dead.contains(&half.rank));
-        Some(alive.unwrap_or(&halves[0]).0)
+        let alive = halves.iter().position(|(rank, _)| !self.found_dead.contains(rank));
+        Some(alive.unwrap_or(0))
     }
 
     /// Is one of these ranks dead before the end it would see? It is kept in mind.

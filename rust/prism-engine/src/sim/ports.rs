@@ -132,11 +132,6 @@ impl Ports {
         self.port[from as usize] as usize
     }
 
-    /// Port of the rank with index `at`.
-    pub(super) fn of(&self, at: usize) -> usize {
-        if self.port.is_empty() { at } else { self.port[at] as usize }
-    }
-
     /// Have lanes been split since the ports were chosen?
     pub(super) fn is_stale(&self, lanes: &Lanes) -> bool {
         !lanes.is_each() && self.num_lanes != lanes.weights.len()

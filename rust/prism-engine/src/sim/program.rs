@@ -106,6 +106,8 @@ pub(super) struct Launch {
     /// Launches of the slot before this one.
     pub(super) turn: u32,
     pub(super) streams: Vec<StreamId>,
+    /// One of the streams had the slot's previous launch, and so has waited for its end.
+    pub(super) follows: bool,
     pub(super) calls: Vec<Call>,
     pub(super) halves: Vec<Half>,
     /// For perturbations.
@@ -146,6 +148,8 @@ pub(super) struct Program {
     events: FxHashMap<EventId, u32>,
     /// Launches so far by slot.
     turns: Vec<u32>,
+    /// Streams of the latest launch by slot.
+    last_streams: Vec<Vec<StreamId>>,
     num_begins: u32,
     num_iterations: u32,
     segment: u32,
@@ -237,6 +241,13 @@ impl Program {
 
     pub(super) fn has_ended(&self) -> bool {
         self.has_ended
+    }
+
+    /// Slots, those with the most launches first.
+    pub(super) fn slots_by_use(&self) -> Vec<u32> {
+        let mut slots: Vec<u32> = (0..self.turns.len() as u32).filter(|slot| self.turns[*slot as usize] > 0).collect();
+        slots.sort_by_key(|slot| std::cmp::Reverse(self.turns[*slot as usize]));
+        slots
     }
 
     /// May a record with `consumed` waits done be forgotten?
@@ -346,6 +357,11 @@ impl Program {
         let Some(OpenGroup { op, mut group, .. }) = self.open.take() else { return };
         for launch in &mut group.launches {
             launch.origin = Origin { iteration: self.num_iterations, num_peers: num_peers(&launch.halves) };
+            let last = &mut self.last_streams[launch.slot.index()];
+            launch.follows = launch.streams.iter().any(|stream| last.contains(stream));
+            if *last != launch.streams {
+                last.clone_from(&launch.streams);
+            }
         }
         let number = self.groups.end() as u32;
         for stream in &group.streams {
@@ -373,6 +389,7 @@ impl Program {
         self.grow_streams(stream);
         if self.turns.len() <= slot.index() {
             self.turns.resize(slot.index() + 1, 0);
+            self.last_streams.resize_with(slot.index() + 1, Vec::new);
         }
         let empty = || OpenGroup { number: group, op, group: Group { launches: Vec::new(), streams: Vec::new() } };
         let open = &mut self.open.get_or_insert_with(empty).group;
@@ -383,7 +400,8 @@ impl Program {
             let turn = self.turns[slot.index()];
             self.turns[slot.index()] += 1;
             let (streams, calls, halves) = (Vec::new(), Vec::new(), Vec::new());
-            open.launches.push(Launch { slot, turn, streams, calls, halves, origin: Origin::default() });
+            let (follows, origin) = (false, Origin::default());
+            open.launches.push(Launch { slot, turn, streams, follows, calls, halves, origin });
             open.launches.len() - 1
         });
         let launch = &mut open.launches[index];

@@ -145,7 +145,7 @@ impl Simulation {
             let live = self.live.get(&rank);
             let comms = live.into_iter().flat_map(|live| &live.uses).map(|(comm, (calls, bytes))| CommUse {
                 communicator: *comm,
-                members: self.network.comms[*comm as usize].members.to_vec(),
+                members: self.network.members(*comm).to_vec(),
                 calls: *calls,
                 bytes: *bytes,
             });

@@ -4,7 +4,7 @@ use super::network::{Landed, Network, Request};
 use super::perturbed::{PerturbedOp, Perturber};
 use super::ports::Lanes;
 use super::program::{Action, Item, Launch, Program, QUESTION, SyncTarget};
-use super::role::{GroupState, LaunchState, Record, Role};
+use super::role::{GroupState, LaunchState, Record, Role, Slot};
 use super::speeds::Durations;
 use super::trace::Tracer;
 use super::vector;
@@ -217,6 +217,11 @@ impl Role {
 
     fn communicate(&mut self, stream: usize, item: &Item, group: u32, context: &mut Context<'_>) -> bool {
         if !self.streams[stream].has_entered {
+            if let [launch] = &context.program.group(group).launches[..]
+                && let Some(batch) = self.private_batch(launch, context)
+            {
+                return self.run_alone(stream, item, launch, batch, context);
+            }
             self.streams[stream].has_entered = true;
             self.enter_group(stream, item, group, context);
         }
@@ -232,8 +237,15 @@ impl Role {
             return false;
         }
         let clock = &mut self.streams[stream].clock;
-        for (_, state) in launches.iter().zip(&state.launches).filter(|(launch, _)| takes_part(launch)) {
-            vector::wait(clock, &state.ends);
+        if let [launch] = &mut state.launches[..]
+            && state.num_left + 1 == context.program.group(group).streams.len()
+        {
+            // Nobody ends before it has come.
+            std::mem::swap(clock, &mut launch.ends);
+        } else {
+            for (_, state) in launches.iter().zip(&state.launches).filter(|(launch, _)| takes_part(launch)) {
+                vector::wait(clock, &state.ends);
+            }
         }
         self.streams[stream].has_entered = false;
         state.num_left += 1;
@@ -247,10 +259,60 @@ impl Role {
         true
     }
 
+    /// The batch of a launch that concerns nobody but this role, and could start now.
+    fn private_batch(&self, launch: &Launch, context: &Context<'_>) -> Option<u32> {
+        let slot = &self.slots[launch.slot.index()];
+        let is_idle = slot.active.is_none() && slot.turn == launch.turn;
+        let is_simple = launch.streams.len() == 1 && launch.halves.is_empty() && self.lanes.is_each();
+        let is_seen = context.network.rules.is_some() || context.tracer.wants_launches();
+        slot.wiring.private.filter(|_| is_idle && is_simple && !is_seen)
+    }
+
+    /// Such a launch, from the stream's coming to its leaving. False: a time is out of range, which the network has noted.
+    fn run_alone(
+        &mut self,
+        stream: usize,
+        item: &Item,
+        launch: &Launch,
+        batch: u32,
+        context: &mut Context<'_>,
+    ) -> bool {
+        let (mut arrival, mut ends) = (self.pool.take(), self.pool.take());
+        let base = &self.bases[(item.segment - self.first_base) as usize];
+        let slot = &mut self.slots[launch.slot.index()];
+        let clock = &mut self.streams[stream].clock;
+        vector::arrive(&mut arrival, clock, base, item.offset);
+        if !launch.follows {
+            vector::wait(&mut arrival, &slot.last_end);
+        }
+        for (at, call) in launch.calls.iter().enumerate() {
+            let from = if at == 0 { &arrival } else { &*clock };
+            if !context.network.run_private(batch, call, from, &mut ends) {
+                return false;
+            }
+            std::mem::swap(clock, &mut ends);
+        }
+        slot.last_end.copy_from_slice(clock);
+        slot.turn += 1;
+        slot.calls += launch.calls.len() as u64;
+        self.account.communication += vector::total(clock, &arrival);
+        self.account.ops += launch.calls.len() as u64 * clock.len() as u64;
+        self.pool.give(arrival);
+        self.pool.give(ends);
+        if !slot.arrived.is_empty() {
+            self.post_next(launch.slot.index(), context);
+        }
+        true
+    }
+
     /// A stream has come to a group: launches whose last stream this is have arrived.
     fn enter_group(&mut self, stream: usize, item: &Item, number: u32, context: &mut Context<'_>) {
-        self.come(stream, item);
         let group = context.program.group(number);
+        let is_single = group.launches.len() == 1 && group.streams.len() == 1;
+        if !is_single {
+            self.come(stream, item);
+        }
+        let base = &self.bases[(item.segment - self.first_base) as usize];
         let pool = &mut self.pool;
         let lanes = self.lanes.len().unwrap_or(self.ranks.len()) as u64;
         let account = &mut self.account;
@@ -265,7 +327,11 @@ impl Role {
             if !launch.streams.iter().any(|other| other.index() == stream) {
                 continue;
             }
-            if state.num_arrived == 0 {
+            if is_single {
+                // The clock will be that of the end.
+                state.arrival = pool.take();
+                vector::arrive(&mut state.arrival, clock, base, item.offset);
+            } else if state.num_arrived == 0 {
                 state.arrival = pool.copy(clock);
             } else {
                 vector::wait(&mut state.arrival, clock);
@@ -298,22 +364,17 @@ impl Role {
         slot.active = Some((group, launch));
         let definition = launch_of((group, launch));
         let state = &mut self.groups.get_mut(&group).expect("arrived").launches[launch as usize];
-        vector::wait(&mut state.arrival, &slot.last_end);
+        if !definition.follows {
+            vector::wait(&mut state.arrival, &slot.last_end);
+        }
         let is_each = self.lanes.is_each();
         state.ends = if is_each { self.pool.copy(&state.arrival) } else { slot.ports.spread(&state.arrival) };
         if !definition.halves.is_empty() {
-            let per_port = definition.halves.len() as u32;
-            state.messages_by_port = vec![per_port; slot.comms.len()];
-            state.messages_pending = per_port * slot.comms.len() as u32;
-            for half in &definition.halves {
-                slot.make_channels(half, context.network);
-                let ranks = if is_each { &self.ranks } else { &slot.ports.ranks };
-                for ((channel, rank), time) in slot.channels(half).iter().zip(ranks).zip(&state.ends) {
-                    context.network.post_half(*channel, (*rank, slot_index as u32), half, definition.origin, *time);
-                }
-            }
+            post_halves(slot, slot_index as u32, state, definition, context.network);
         }
-        vector::scatter(context.network.arrivals_mut(), &slot.places, &state.ends);
+        if !definition.calls.is_empty() {
+            slot.wiring.put(&state.ends, context.network.arrivals_mut());
+        }
         self.go_on(slot_index, context);
     }
 
@@ -328,17 +389,17 @@ impl Role {
         }
         if state.num_posted > state.num_collected {
             state.num_collected = state.num_posted;
-            vector::gather_max(&mut state.ends, context.network.ends(), &slot.places);
+            slot.wiring.raise(&mut state.ends, context.network.ends());
             if state.num_posted < definition.calls.len() {
-                context.network.arrive_again(&slot.places);
+                context.network.arrive_again(&slot.wiring);
             }
         }
         if let Some(call) = definition.calls.get(state.num_posted) {
             state.num_posted += 1;
-            state.calls_pending = slot.comms.len() as u32;
+            state.calls_pending = slot.wiring.num_ports;
             slot.calls += 1;
-            for (comm, count) in &slot.parts {
-                context.network.post(*comm, *count, call, definition.origin.iteration);
+            for (batch, count) in &slot.wiring.parts {
+                context.network.post(*batch, *count, call, definition.origin.iteration);
             }
             return;
         }
@@ -394,18 +455,24 @@ impl Role {
         is_ready
     }
 
-    /// A half of a message of one rank has ended. True: the role may go on.
-    pub(super) fn message_done(&mut self, landed: Landed, at: usize, context: &mut Context<'_>) -> bool {
-        let slot = landed.slot as usize;
-        let Some((group, launch)) = self.slots[slot].active else { return false };
+    /// Halves of messages of one strip have ended. True: the role may go on.
+    pub(super) fn message_done(&mut self, landed: &mut Landed, context: &mut Context<'_>) -> bool {
+        let slot_index = landed.slot as usize;
+        let slot = &self.slots[slot_index];
+        let Some((group, launch)) = slot.active else { return false };
         let state = &mut self.groups.get_mut(&group).expect("active").launches[launch as usize];
-        let port = self.slots[slot].ports.of(at);
-        state.ends[port] = state.ends[port].max(landed.end);
-        state.messages_by_port[port] -= 1;
+        let number = slot.wiring.find(landed.batch, landed.position);
+        if state.is_one_message {
+            // Nothing else happens in the launch, and nobody ends before it has come.
+            std::mem::swap(&mut state.ends, &mut landed.ends);
+        } else {
+            slot.wiring.raise_strip(&slot.wiring.strips[number], &mut state.ends, &landed.ends);
+        }
+        state.messages[number] -= 1;
         state.messages_pending -= 1;
         let is_ready = state.messages_pending == 0;
         if is_ready {
-            self.go_on(slot, context);
+            self.go_on(slot_index, context);
         }
         is_ready
     }
@@ -457,6 +524,22 @@ impl Role {
             let times = self.bases.pop_front().expect("the current segment has a start");
             self.pool.give(times);
             self.first_base += 1;
+        }
+    }
+}
+
+/// Posts the messages of a launch.
+fn post_halves(slot: &mut Slot, number: u32, state: &mut LaunchState, definition: &Launch, network: &mut Network) {
+    let per_strip = definition.halves.len() as u32;
+    state.is_one_message = definition.calls.is_empty() && per_strip == 1 && slot.wiring.is_row();
+    state.messages = vec![per_strip; slot.wiring.strips.len()];
+    state.messages_pending = per_strip * slot.wiring.strips.len() as u32;
+    for half in &definition.halves {
+        slot.make_channels(half, network);
+        for (channel, strip) in slot.channels(half).iter().zip(&slot.wiring.strips) {
+            let mut times = network.take_row();
+            slot.wiring.take(strip, &state.ends, &mut times);
+            network.post_half(*channel, number, half, definition.origin, times);
         }
     }
 }

@@ -17,11 +17,12 @@
 
 use super::Simulation;
 use super::members::Positions;
-use super::network::{Part, Request};
+use super::network::Request;
 use super::ports::{Lanes, Ports};
 use super::program::Program;
 use super::role::Role;
 use super::speeds::Speeds;
+use super::wiring::Address;
 use super::{Place, SimError};
 use crate::cost::comm::node_of;
 use crate::graph::Graph;
@@ -230,15 +231,12 @@ impl Simulation {
             }
         }
         for (role, slots) in self.roles.iter_mut().zip(found) {
-            for (slot, found) in slots.into_iter().enumerate() {
+            for found in slots {
                 let ranks: Vec<(u32, u32)> = found.iter().map(|port| (port.at, port.rank)).collect();
-                let comms = found.iter().map(|port| port.kind).collect();
-                let places = found.iter().map(|port| self.network.base(port.kind) + port.position).collect();
-                role.add_ports(comms, places, Ports::new(&ranks, role.ranks.len(), &role.lanes));
-                for (comm, count) in &role.slots[slot].parts {
-                    let part = Part { role: role.id, slot: slot as u32, count: *count };
-                    self.network.comms[*comm as usize].parts.push(part);
-                }
+                let address = |port: &NewPort| Address { batch: port.kind, position: port.position, column: 0 };
+                let addresses: Vec<Address> = found.iter().map(address).collect();
+                let ports = Ports::new(&ranks, role.ranks.len(), &role.lanes);
+                role.add_slot(&addresses, ports, &mut self.network);
             }
         }
     }
@@ -273,15 +271,13 @@ impl Simulation {
         let symmetry = self.symmetry.as_mut().expect("only lanes are split");
         let role = &mut self.roles[id as usize];
         symmetry.table.resize(self.network.ends().len(), SimTime::ZERO);
-        for (place, value) in role.slots[slot].places.iter().zip(values) {
-            symmetry.table[*place as usize] = *value;
-        }
+        role.slots[slot].wiring.put(values, &mut symmetry.table);
         let mut by_lane: Vec<Option<SimTime>> = vec![None; role.len()];
         let mut origins = Vec::new();
         let mut others: FxHashMap<(u32, SimTime), u32> = FxHashMap::default();
         for (at, rank) in role.ranks.iter().enumerate() {
             let (kind, position) = symmetry.position(*rank, slot);
-            let value = symmetry.table[(self.network.base(kind) + position) as usize];
+            let value = symmetry.table[self.network.row(kind, position).0 as usize];
             let lane = role.lanes.of(at);
             match by_lane[lane as usize] {
                 None => by_lane[lane as usize] = Some(value),
@@ -309,7 +305,7 @@ impl Simulation {
         if !self.roles[id as usize].slots[slot].ports.is_stale(&self.roles[id as usize].lanes) {
             return;
         }
-        let kinds: Vec<u32> = self.roles[id as usize].slots[slot].parts.iter().map(|(kind, _)| *kind).collect();
+        let kinds: Vec<u32> = self.roles[id as usize].slots[slot].wiring.parts.iter().map(|(kind, _)| *kind).collect();
         for kind in kinds {
             self.split_kind(kind);
         }
@@ -345,8 +341,8 @@ impl Simulation {
             let (Place { role, at }, from) = (self.places[*rank as usize], self.places[*like as usize]);
             let state = &mut self.roles[role as usize];
             if (*slot as usize) < state.slots.len() {
-                let place = self.network.base(new) + position as u32;
-                state.fork_port(*slot as usize, from.at, at, new, place, &mut self.network);
+                let (slot, member) = (*slot as usize, (new, position as u32));
+                state.fork_port(slot, (from.at, at), member, &mut self.network);
                 roles.push(role);
             }
         }
