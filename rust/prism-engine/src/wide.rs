@@ -1,10 +1,10 @@
 //! Hot loops compiled for more than one machine.
 //!
 //! The baseline of x86-64 has no packed maximum (or comparison) of 64-bit integers, which is what nearly every loop over times
-//! needs. Such loops are written once, as plain portable code, and [`wide!`] compiles them a second time for AVX2; which of
-//! the two runs is found out when the program runs. Results are the same: integers do not round.
+//! needs. Such loops are written once, as plain portable code, and [`wide!`] compiles them again for AVX2 and AVX-512; which
+//! of them runs is found out when the program runs. Results are the same: integers do not round.
 
-/// Defines functions that run as AVX2 code where the machine has it. Bodies are plain Rust without `unsafe`.
+/// Defines functions that run as AVX-512 or AVX2 code where the machine has it. Bodies are plain Rust without `unsafe`.
 macro_rules! wide {
     ($(
         $(#[$meta:meta])*
@@ -17,9 +17,17 @@ macro_rules! wide {
             fn portable($($arg: $type),*) $(-> $out)? $body
             #[cfg(target_arch = "x86_64")]
             {
+                #[target_feature(enable = "avx512f,avx512vl")]
+                fn avx512($($arg: $type),*) $(-> $out)? {
+                    portable($($arg),*)
+                }
                 #[target_feature(enable = "avx2")]
                 fn avx2($($arg: $type),*) $(-> $out)? {
                     portable($($arg),*)
+                }
+                if std::arch::is_x86_feature_detected!("avx512f") && std::arch::is_x86_feature_detected!("avx512vl") {
+                    // SAFETY: the machine has both, as was just found out.
+                    return unsafe { avx512($($arg),*) };
                 }
                 if std::arch::is_x86_feature_detected!("avx2") {
                     // SAFETY: the machine has AVX2, as was just found out.

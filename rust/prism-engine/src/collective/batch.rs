@@ -10,6 +10,8 @@ use super::shape::CommShape;
 use super::window::LIMIT;
 use crate::units::SimTime;
 use crate::wide::wide;
+use std::ops::Range;
+use std::sync::Arc;
 
 /// Columns of a tile.
 const TILE: usize = 32;
@@ -37,6 +39,43 @@ pub(crate) fn batch_completion(
     (latest <= LIMIT).then_some(SimTime(latest))
 }
 
+/// A collective over rings of equal links, to be walked tile by tile.
+#[derive(Clone, Debug)]
+pub(crate) struct RingWalk {
+    ring: Uniform,
+    launch: i64,
+    shape: Arc<CommShape>,
+}
+
+impl RingWalk {
+    /// The walk of a call, if it runs over a ring of equal links.
+    pub(crate) fn new(shape: &Arc<CommShape>, call: &CollectiveCall, scratch: &mut Scratch) -> Option<Self> {
+        match plan::batch_form(shape, call, scratch)? {
+            BatchForm::Ring(ring, launch) => Some(Self { ring, launch: launch.0, shape: Arc::clone(shape) }),
+            BatchForm::Together(_) => None,
+        }
+    }
+
+    /// Members of each communicator.
+    pub(crate) fn rows(&self) -> usize {
+        self.shape.len()
+    }
+
+    /// Time from the last arrival to the last end.
+    pub(crate) fn cost(&self) -> i64 {
+        let Uniform { all, latency, gain, moves } = self.ring;
+        self.launch + all + latency + moves * gain.max(0)
+    }
+
+    /// Ends of `T` communicators: row `g` of a tile has the times of group rank `g`.
+    #[allow(clippy::inline_always, reason = "to be compiled with the features of the caller")]
+    #[inline(always)]
+    pub(crate) fn walk<const T: usize>(&self, arrivals: &[i64], ends: &mut [i64]) {
+        let walk = Walk { ring: &self.ring, launch: self.launch, order: &self.shape.ring, width: T };
+        walk.tile::<T, i64>(0, arrivals, ends);
+    }
+}
+
 wide! {
     /// Completion of rings of equal links. `order` are the group ranks by ring position.
     fn rings(
@@ -52,11 +91,11 @@ wide! {
         while column < width {
             let rest = width - column;
             let (columns, end) = if rest >= TILE {
-                (TILE, walk.tile::<TILE>(column, arrivals, ends))
+                (TILE, walk.tile::<TILE, SimTime>(column, arrivals, ends))
             } else if rest >= NARROW {
-                (NARROW, walk.tile::<NARROW>(column, arrivals, ends))
+                (NARROW, walk.tile::<NARROW, SimTime>(column, arrivals, ends))
             } else {
-                (1, walk.tile::<1>(column, arrivals, ends))
+                (1, walk.tile::<1, SimTime>(column, arrivals, ends))
             };
             column += columns;
             latest = latest.max(end);
@@ -95,63 +134,59 @@ struct Walk<'a> {
 
 #[allow(clippy::inline_always, reason = "to be compiled with the features of the caller")]
 impl Walk<'_> {
-    /// A row's part in a tile.
+    /// Where a row's part in a tile is.
     #[inline(always)]
-    fn row<'a, const T: usize>(&self, times: &'a [SimTime], position: usize, column: usize) -> &'a [SimTime; T] {
+    fn row<const T: usize>(&self, position: usize, column: usize) -> Range<usize> {
         let start = self.order[position] as usize * self.width + column;
-        times[start..start + T].try_into().expect("as long as asked for")
-    }
-
-    #[inline(always)]
-    fn row_mut<'a, const T: usize>(
-        &self,
-        times: &'a mut [SimTime],
-        position: usize,
-        column: usize,
-    ) -> &'a mut [SimTime; T] {
-        let start = self.order[position] as usize * self.width + column;
-        (&mut times[start..start + T]).try_into().expect("as long as asked for")
+        start..start + T
     }
 
     /// Returns the latest end.
     #[inline(always)]
-    fn tile<const T: usize>(&self, column: usize, arrivals: &[SimTime], ends: &mut [SimTime]) -> i64 {
+    fn tile<const T: usize, P: Picoseconds>(&self, column: usize, arrivals: &[P], ends: &mut [P]) -> i64 {
         let n = self.order.len();
         let &Uniform { all, latency, gain, moves } = self.ring;
+        let row = |position: usize| -> &[P; T] {
+            arrivals[self.row::<T>(position, column)].try_into().expect("as long as asked for")
+        };
         let mut latest = [0; T];
         let mut best: [i64; T];
         if gain <= 0 {
-            best = self.row::<T>(arrivals, 0, column).map(|time| time.0);
+            best = row(0).map(P::get);
             for position in 1..n {
-                carry(&mut best, gain, self.row::<T>(arrivals, position, column));
+                carry(&mut best, gain, row(position));
             }
             let all = all + self.launch;
             for position in 0..n {
-                let row = self.row::<T>(arrivals, position, column);
-                let into = self.row_mut::<T>(ends, position, column);
+                let row = row(position);
+                let into: &mut [P; T] =
+                    (&mut ends[self.row::<T>(position, column)]).try_into().expect("as long as asked for");
                 for at in 0..T {
-                    let next = row[at].0.max(best[at] + gain);
+                    let next = row[at].get().max(best[at] + gain);
                     // A rank also waits for the last message to come in.
-                    into[at].0 = next.max(best[at] + latency) + all;
-                    latest[at] = latest[at].max(into[at].0);
+                    let end = next.max(best[at] + latency) + all;
+                    into[at] = P::of(end);
+                    latest[at] = latest[at].max(end);
                     best[at] = next;
                 }
             }
         } else {
-            best = self.row::<T>(arrivals, n - 1, column).map(|time| time.0);
+            best = row(n - 1).map(P::get);
             for position in (0..n - 1).rev() {
-                carry(&mut best, -gain, self.row::<T>(arrivals, position, column));
+                carry(&mut best, -gain, row(position));
             }
             // What is found at position `p` is what reaches position `p + moves`.
             let all = all + self.launch + moves * gain;
             let mut to = (moves % n as i64) as usize;
             for position in (0..n).rev() {
-                let row = self.row::<T>(arrivals, position, column);
-                let into = self.row_mut::<T>(ends, to, column);
+                let row = row(position);
+                let into: &mut [P; T] =
+                    (&mut ends[self.row::<T>(to, column)]).try_into().expect("as long as asked for");
                 for at in 0..T {
-                    let next = row[at].0.max(best[at] - gain);
-                    into[at].0 = best[at].max(next + latency) + all;
-                    latest[at] = latest[at].max(into[at].0);
+                    let next = row[at].get().max(best[at] - gain);
+                    let end = best[at].max(next + latency) + all;
+                    into[at] = P::of(end);
+                    latest[at] = latest[at].max(end);
                     best[at] = next;
                 }
                 to = if to == 0 { n - 1 } else { to - 1 };
@@ -161,10 +196,36 @@ impl Walk<'_> {
     }
 }
 
+/// A time as tables have it.
+trait Picoseconds: Copy {
+    fn get(self) -> i64;
+    fn of(ps: i64) -> Self;
+}
+
+impl Picoseconds for SimTime {
+    fn get(self) -> i64 {
+        self.0
+    }
+
+    fn of(ps: i64) -> Self {
+        Self(ps)
+    }
+}
+
+impl Picoseconds for i64 {
+    fn get(self) -> i64 {
+        self
+    }
+
+    fn of(ps: i64) -> Self {
+        ps
+    }
+}
+
 #[allow(clippy::inline_always, reason = "to be compiled with the features of the caller")]
 #[inline(always)]
-fn carry<const T: usize>(best: &mut [i64; T], gain: i64, row: &[SimTime; T]) {
+fn carry<const T: usize, P: Picoseconds>(best: &mut [i64; T], gain: i64, row: &[P; T]) {
     for (best, arrival) in best.iter_mut().zip(row) {
-        *best = arrival.0.max(*best + gain);
+        *best = arrival.get().max(*best + gain);
     }
 }

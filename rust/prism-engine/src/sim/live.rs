@@ -107,7 +107,7 @@ impl Simulation {
             program.die_after(count);
         }
         self.programs.push(program);
-        let speeds = Speeds::alone(self.slow.get(&rank).copied());
+        let speeds = Speeds::alone(self.factor(rank.0));
         let role = self.insert_role(Role::new(self.programs.len() - 1, vec![rank.0], Lanes::default(), speeds));
         self.live.insert(rank, LiveRank { role, ..LiveRank::default() });
     }
@@ -130,7 +130,8 @@ impl Simulation {
         let slot = state.slots.len() as u32;
         let (batch, column) = self.network.batch_of(comm);
         let position = self.network.group_rank(comm, rank.0);
-        state.add_slot(&[Address { batch, position, column }], Ports::default(), &mut self.network);
+        let context = (&self.programs[state.program], &mut self.network);
+        state.add_slot(&[Address { batch, position, column }], Ports::default(), context);
         Ok(SlotId(slot))
     }
 

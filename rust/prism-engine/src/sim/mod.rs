@@ -27,6 +27,7 @@
 
 mod batch;
 mod blocked;
+mod chain;
 mod channel;
 mod error;
 mod gate;
@@ -137,7 +138,8 @@ pub struct Simulation {
     is_queued: Vec<bool>,
     live: BTreeMap<Rank, LiveRank>,
     gate: Gate,
-    slow: BTreeMap<Rank, f64>,
+    /// Slow-downs by rank; 1 beyond the end.
+    slow: Vec<f64>,
     perturber: Perturber,
     tracer: Tracer,
     answers: Vec<(Rank, u64, Answer)>,
@@ -158,6 +160,11 @@ impl Simulation {
         let mut options = options;
         add_constant_factors(world_size, &mut options);
         check_options(graph.as_deref(), world_size, &options)?;
+        let mut slow = Vec::new();
+        if let Some((last, _)) = options.slow.last_key_value() {
+            slow.resize(last.index() + 1, 1.0);
+            options.slow.iter().for_each(|(rank, factor)| slow[rank.index()] = *factor);
+        }
         let rules = Arc::new(options.perturb);
         let keeps_symmetry = rules.keeps_symmetry();
         let network_rules = NetworkRules::new(&rules, World::new(world_size, &options.profile));
@@ -171,7 +178,7 @@ impl Simulation {
             is_queued: Vec::new(),
             live: BTreeMap::new(),
             gate: Gate::default(),
-            slow: options.slow,
+            slow,
             perturber: Perturber::new(rules),
             tracer: Tracer::new(options.trace),
             answers: Vec::new(),
@@ -240,12 +247,13 @@ impl Simulation {
             self.network.add_batch(comms, size);
         }
         for (program, (template, ranks)) in parties.into_iter().enumerate() {
-            let speeds = Speeds::of(graph, &ranks, &self.slow)?;
+            let speeds = Speeds::of(graph, &ranks, |rank| self.factor(rank))?;
             let id = self.insert_role(Role::new(program, ranks, Lanes::default(), speeds));
             for slot in 0..graph.template(template).num_slots() as usize {
                 let ranks = &self.roles[id as usize].ranks;
                 let addresses = self.addresses(graph, ranks, slot, &positions);
-                self.roles[id as usize].add_slot(&addresses, Ports::default(), &mut self.network);
+                let context = (&self.programs[program], &mut self.network);
+                self.roles[id as usize].add_slot(&addresses, Ports::default(), context);
             }
         }
         Ok(())
@@ -272,7 +280,12 @@ impl Simulation {
 
     /// Largest slow-down of some ranks.
     fn stretch(&self, ranks: &[u32]) -> f64 {
-        ranks.iter().filter_map(|rank| self.slow.get(&Rank(*rank))).fold(1.0, |most, factor| most.max(*factor))
+        ranks.iter().fold(1.0, |most, rank| most.max(self.factor(*rank)))
+    }
+
+    /// Slow-down of a rank.
+    fn factor(&self, rank: u32) -> f64 {
+        self.slow.get(rank as usize).copied().unwrap_or(1.0)
     }
 
     fn insert_role(&mut self, mut role: Role) -> u32 {

@@ -12,7 +12,7 @@ use super::role::Times;
 use super::signature::{Call, Half};
 use super::vector;
 use super::wiring::{Address, Wiring};
-use crate::collective::{self, CollectiveCall, CommShape, Scratch, ShapePool};
+use crate::collective::{self, CollectiveCall, CommShape, RingWalk, Scratch, ShapePool};
 use crate::graph::Graph;
 use crate::ids::CommId;
 use crate::perturb::When;
@@ -24,6 +24,9 @@ use std::sync::Arc;
 /// Latest end of communication. Between two communications a rank adds less than a quarter of the range
 /// ([`super::program`]), so no time of a simulation that keeps this overflows.
 const MAX_TIME: SimTime = SimTime(i64::MAX / 2);
+
+/// Latest arrival at a collective: evaluators take nothing later.
+const MAX_ARRIVAL: i64 = 1 << 60;
 
 /// Ports of one role that have a communicator in one slot.
 #[derive(Clone, Copy, Debug)]
@@ -374,7 +377,7 @@ impl Network {
 
     /// Gives a row back.
     pub(super) fn give_row(&mut self, row: Times) {
-        if self.rows.len() < 64 {
+        if self.rows.len() < 64 && row.capacity() > 0 {
             self.rows.push(row);
         }
     }
@@ -465,6 +468,35 @@ impl Network {
             return false;
         }
         state.completed += 1;
+        true
+    }
+
+    /// Communicators of a batch.
+    pub(super) fn width(&self, batch: u32) -> usize {
+        self.batches[batch as usize].comms.len()
+    }
+
+    /// How a call of a batch goes round its rings, if their links are alike.
+    pub(super) fn ring_walk(&mut self, batch: u32, call: &Call) -> Option<RingWalk> {
+        let state = &mut self.batches[batch as usize];
+        let call = collective_call(call, state.size);
+        let members = match &self.members {
+            Members::Graph(graph) => graph.comm_members(CommId(state.comms[0])),
+            Members::Own(own) => &own[state.comms[0] as usize],
+        };
+        let shape = state.shape.get_or_insert_with(|| self.shapes.shape(members));
+        RingWalk::new(shape, &call, &mut self.scratch)
+    }
+
+    /// Collectives of a batch have been evaluated elsewhere. False: some arrival was out of range.
+    pub(super) fn complete_private(&mut self, batch: u32, count: u32, latest_arrival: SimTime) -> bool {
+        let state = &mut self.batches[batch as usize];
+        if latest_arrival.0 > MAX_ARRIVAL {
+            let comm = state.lowest();
+            self.broken.push(((comm, 0, 0), out_of_range(comm)));
+            return false;
+        }
+        state.completed += u64::from(count);
         true
     }
 

@@ -14,7 +14,7 @@ use crate::ids::{EventId, NameId, SlotId, StreamId};
 use crate::perturb::NameMask;
 use crate::units::SimTime;
 use rustc_hash::FxHashMap;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// Op number of what a question puts on a stream: it is no op of the rank.
@@ -106,7 +106,7 @@ pub(super) struct Launch {
     /// Launches of the slot before this one.
     pub(super) turn: u32,
     pub(super) streams: Vec<StreamId>,
-    /// One of the streams had the slot's previous launch, and so has waited for its end.
+    /// There is no previous launch of the slot, or one of the streams had it, and so has waited for its end.
     pub(super) follows: bool,
     pub(super) calls: Vec<Call>,
     pub(super) halves: Vec<Half>,
@@ -150,6 +150,8 @@ pub(super) struct Program {
     turns: Vec<u32>,
     /// Streams of the latest launch by slot.
     last_streams: Vec<Vec<StreamId>>,
+    /// Slots with a launch that waits for the one before.
+    waiting_slots: BTreeSet<u32>,
     num_begins: u32,
     num_iterations: u32,
     segment: u32,
@@ -248,6 +250,11 @@ impl Program {
         let mut slots: Vec<u32> = (0..self.turns.len() as u32).filter(|slot| self.turns[*slot as usize] > 0).collect();
         slots.sort_by_key(|slot| std::cmp::Reverse(self.turns[*slot as usize]));
         slots
+    }
+
+    /// May a launch have to wait for the end of the slot's previous one?
+    pub(super) fn keeps_end(&self, slot: usize) -> bool {
+        !self.has_ended || self.waiting_slots.contains(&(slot as u32))
     }
 
     /// May a record with `consumed` waits done be forgotten?
@@ -358,7 +365,10 @@ impl Program {
         for launch in &mut group.launches {
             launch.origin = Origin { iteration: self.num_iterations, num_peers: num_peers(&launch.halves) };
             let last = &mut self.last_streams[launch.slot.index()];
-            launch.follows = launch.streams.iter().any(|stream| last.contains(stream));
+            launch.follows = launch.turn == 0 || launch.streams.iter().any(|stream| last.contains(stream));
+            if !launch.follows {
+                self.waiting_slots.insert(launch.slot.0);
+            }
             if *last != launch.streams {
                 last.clone_from(&launch.streams);
             }

@@ -74,7 +74,7 @@ pub(super) struct Slot {
     pub(super) addresses: Vec<Address>,
     /// Which ranks the ports are.
     pub(super) ports: Ports,
-    /// End of the latest launch.
+    /// End of the latest launch; empty where no launch has to wait for it.
     pub(super) last_end: Times,
     /// Launches done.
     pub(super) turn: u32,
@@ -158,6 +158,8 @@ pub(super) struct Role {
     /// When the role's only rank dies.
     pub(super) death: Option<SimTime>,
     pub(super) has_died: bool,
+    /// A time was out of range, which the network has noted: nothing of the role moves any more.
+    pub(super) has_failed: bool,
     /// `TrainingBegin`s and `IterationEnd`s by their number: on several streams they are not met in order.
     pub(super) begins: BTreeMap<u32, Times>,
     pub(super) iteration_ends: BTreeMap<u32, Times>,
@@ -210,8 +212,14 @@ impl Role {
     }
 
     /// Adds the next slot: address of each port.
-    pub(super) fn add_slot(&mut self, addresses: &[Address], ports: Ports, network: &mut Network) {
-        let last_end = vec![SimTime::ZERO; self.len()];
+    pub(super) fn add_slot(
+        &mut self,
+        addresses: &[Address],
+        ports: Ports,
+        (program, network): (&Program, &mut Network),
+    ) {
+        let keeps_end = program.keeps_end(self.slots.len());
+        let last_end = if keeps_end { vec![SimTime::ZERO; self.len()] } else { Vec::new() };
         let wiring = Wiring::new(addresses, network);
         network.add_parts(self.id, self.slots.len() as u32, &wiring.parts);
         self.slots.push(Slot { wiring, ports, last_end, ..Slot::default() });
@@ -266,7 +274,9 @@ impl Role {
             slot.channels.iter_mut().for_each(|(way, own)| *own = channels(&slot.wiring, *way, network));
             if let Some((group, launch)) = slot.active {
                 let state = &mut self.groups.get_mut(&group).expect("active").launches[launch as usize];
-                state.is_one_message = false;
+                if std::mem::take(&mut state.is_one_message) && state.ends.is_empty() {
+                    state.ends.clone_from(&state.arrival);
+                }
                 if !state.messages.is_empty() {
                     state.messages = slot.wiring.fold(&state.messages);
                 }
@@ -423,7 +433,7 @@ impl LaunchState {
             calls_pending: self.calls_pending,
             messages_pending: self.messages_pending,
             messages: part(&mut self.messages, moved_ports),
-            is_one_message: false,
+            is_one_message: self.is_one_message,
             is_done: self.is_done,
         }
     }

@@ -35,6 +35,14 @@ pub(super) enum Durations<'a> {
     Each(&'a [SimTime], &'a i128),
 }
 
+/// Which of them an op has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pace {
+    Same,
+    Few,
+    Each,
+}
+
 impl Durations<'_> {
     /// Duration of one rank.
     pub(super) fn of(&self, at: u32, common: SimTime) -> SimTime {
@@ -48,16 +56,16 @@ impl Durations<'_> {
 
 impl Speeds {
     /// A single rank that is `factor` times slower.
-    pub(super) fn alone(factor: Option<f64>) -> Self {
-        let slow = factor.filter(|factor| is_slow(*factor)).map(|factor| (0, factor));
+    pub(super) fn alone(factor: f64) -> Self {
+        let slow = is_slow(factor).then_some((0, factor));
         Self { slow: slow.into_iter().collect(), ..Self::default() }
     }
 
     /// Those of some ranks of a graph.
-    pub(super) fn of(graph: &Graph, ranks: &[u32], slow: &BTreeMap<Rank, f64>) -> Result<Self, SimError> {
+    pub(super) fn of(graph: &Graph, ranks: &[u32], factor: impl Fn(u32) -> f64) -> Result<Self, SimError> {
         let mut speeds = Self::default();
         for (at, rank) in ranks.iter().enumerate() {
-            let factor = slow.get(&Rank(*rank)).copied().unwrap_or(1.0);
+            let factor = factor(*rank);
             let mut total = 0i64;
             for (op, duration) in graph.rank_overrides(Rank(*rank)) {
                 speeds.overrides.entry(op).or_default().push((at as u32, duration));
@@ -73,6 +81,30 @@ impl Speeds {
         Ok(speeds)
     }
 
+    /// Which durations an op has on `len` ranks. Where ranks differ, they are made ready for [`Self::each`]; `None` if those made
+    /// ready before would be lost, unless they are free to go.
+    pub(super) fn pace(&mut self, op: u32, common: SimTime, len: usize, is_free: bool) -> Option<Pace> {
+        if self.overrides.contains_key(&op) || (!self.slow.is_empty() && self.slow.len() * 8 <= len) {
+            return Some(Pace::Few);
+        }
+        if self.slow.is_empty() {
+            return Some(Pace::Same);
+        }
+        if !self.stretched.contains_key(&common) {
+            if !is_free && self.stretched.len() >= KEPT {
+                return None;
+            }
+            self.durations(op, common, len);
+        }
+        Some(Pace::Each)
+    }
+
+    /// Durations of every rank, and their sum, that were made ready.
+    pub(super) fn each(&self, common: SimTime) -> (&[SimTime], i128) {
+        let (each, total) = &self.stretched[&common];
+        (each, *total)
+    }
+
     /// Durations of an op on `len` ranks.
     pub(super) fn durations(&mut self, op: u32, common: SimTime, len: usize) -> Durations<'_> {
         let own = self.overrides.get(&op).map_or(&[][..], Vec::as_slice);
@@ -85,7 +117,7 @@ impl Speeds {
             return Durations::Few(&self.few);
         }
         if own.is_empty() {
-            if self.stretched.len() >= KEPT {
+            if self.stretched.len() >= KEPT && !self.stretched.contains_key(&common) {
                 self.stretched.clear();
             }
             let slow = &self.slow;

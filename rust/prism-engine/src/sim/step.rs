@@ -22,6 +22,9 @@ pub(super) struct Context<'a> {
 impl Role {
     /// Runs until nothing of the role can move.
     pub(super) fn step(&mut self, context: &mut Context<'_>) {
+        if self.has_failed {
+            return;
+        }
         self.fit_streams(context.program);
         loop {
             let mut has_moved = false;
@@ -38,6 +41,17 @@ impl Role {
     fn step_stream(&mut self, stream: usize, context: &mut Context<'_>) -> bool {
         let mut has_moved = false;
         while let Some(item) = context.program.item(stream, self.streams[stream].next).copied() {
+            if item.segment <= self.segment {
+                let num_items = self.run_chain(stream, context);
+                if self.has_failed {
+                    return false;
+                }
+                if num_items > 0 {
+                    self.streams[stream].next += num_items;
+                    has_moved = true;
+                    continue;
+                }
+            }
             if item.segment > self.segment || self.dies_before(stream, &item) || !self.step_item(stream, &item, context)
             {
                 break;
@@ -71,8 +85,7 @@ impl Role {
                     return false;
                 }
                 let base = &self.bases[(item.segment - self.first_base) as usize];
-                vector::raise(&mut self.streams[stream].clock, base, item.offset);
-                vector::wait(&mut self.streams[stream].clock, &state.times);
+                vector::raise_to(&mut self.streams[stream].clock, base, item.offset, &state.times);
                 self.consume(record, context.program);
             }
             Action::Nothing => self.come(stream, item),
@@ -288,11 +301,14 @@ impl Role {
         for (at, call) in launch.calls.iter().enumerate() {
             let from = if at == 0 { &arrival } else { &*clock };
             if !context.network.run_private(batch, call, from, &mut ends) {
+                self.has_failed = true;
                 return false;
             }
             std::mem::swap(clock, &mut ends);
         }
-        slot.last_end.copy_from_slice(clock);
+        if !slot.last_end.is_empty() {
+            slot.last_end.copy_from_slice(clock);
+        }
         slot.turn += 1;
         slot.calls += launch.calls.len() as u64;
         self.account.communication += vector::total(clock, &arrival);
@@ -370,6 +386,8 @@ impl Role {
         let is_each = self.lanes.is_each();
         state.ends = if is_each { self.pool.copy(&state.arrival) } else { slot.ports.spread(&state.arrival) };
         if !definition.halves.is_empty() {
+            let is_one = is_each && definition.calls.is_empty() && definition.halves.len() == 1;
+            state.is_one_message = is_one && slot.wiring.is_row();
             post_halves(slot, slot_index as u32, state, definition, context.network);
         }
         if !definition.calls.is_empty() {
@@ -430,7 +448,9 @@ impl Role {
         let definition = &context.program.group(group).launches[launch as usize];
         let state = &mut self.groups.get_mut(&group).expect("active").launches[launch as usize];
         state.is_done = true;
-        slot.last_end.copy_from_slice(&state.ends);
+        if !slot.last_end.is_empty() {
+            slot.last_end.copy_from_slice(&state.ends);
+        }
         slot.turn += 1;
         slot.active = None;
         self.account.communication += communication(&self.lanes, state);
@@ -531,14 +551,16 @@ impl Role {
 /// Posts the messages of a launch.
 fn post_halves(slot: &mut Slot, number: u32, state: &mut LaunchState, definition: &Launch, network: &mut Network) {
     let per_strip = definition.halves.len() as u32;
-    state.is_one_message = definition.calls.is_empty() && per_strip == 1 && slot.wiring.is_row();
     state.messages = vec![per_strip; slot.wiring.strips.len()];
     state.messages_pending = per_strip * slot.wiring.strips.len() as u32;
     for half in &definition.halves {
         slot.make_channels(half, network);
         for (channel, strip) in slot.channels(half).iter().zip(&slot.wiring.strips) {
-            let mut times = network.take_row();
-            slot.wiring.take(strip, &state.ends, &mut times);
+            // The only message of a launch comes back with the ends.
+            let mut times = if state.is_one_message { std::mem::take(&mut state.ends) } else { network.take_row() };
+            if !state.is_one_message {
+                slot.wiring.take(strip, &state.ends, &mut times);
+            }
             network.post_half(*channel, number, half, definition.origin, times);
         }
     }

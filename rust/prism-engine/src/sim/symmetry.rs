@@ -30,7 +30,6 @@ use crate::ids::{CommId, Rank, TemplateId};
 use crate::profile::Profile;
 use crate::units::SimTime;
 use rustc_hash::{FxHashMap, FxHasher};
-use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
@@ -165,10 +164,12 @@ impl Simulation {
     pub(super) fn add_lanes(&mut self, graph: &Arc<Graph>) -> Result<bool, SimError> {
         let mut ranks_of: Vec<Vec<u32>> = vec![Vec::new(); graph.num_templates()];
         (0..self.world_size).for_each(|rank| ranks_of[graph.rank_template(Rank(rank)).index()].push(rank));
-        let lanes: Vec<(Lanes, Vec<u32>)> = ranks_of.iter().map(|ranks| self.lanes_of(graph, ranks)).collect();
-        let num_lanes: usize = lanes.iter().map(|(_, firsts)| firsts.len()).sum();
-        if num_lanes * LEAST_RANKS_PER_LANE > self.world_size as usize {
-            return Ok(false);
+        let mut left = self.world_size as usize / LEAST_RANKS_PER_LANE;
+        let mut lanes = Vec::new();
+        for ranks in &ranks_of {
+            let Some(own) = self.lanes_of(graph, ranks, left) else { return Ok(false) };
+            left -= own.1.len();
+            lanes.push(own);
         }
         let mut symmetry = Symmetry::new(graph, self.network.profile());
         let names = Arc::new(self.name_masks(graph));
@@ -180,7 +181,7 @@ impl Simulation {
             program.set_names(Arc::clone(&names));
             self.gate.add_program(graph, TemplateId(template as u32), self.programs.len(), &mut program)?;
             self.programs.push(program);
-            let speeds = Speeds::of(graph, &firsts, &self.slow)?;
+            let speeds = Speeds::of(graph, &firsts, |rank| self.factor(rank))?;
             let role = self.insert_role(Role::new(self.programs.len() - 1, ranks, lanes, speeds));
             symmetry.note_lanes(&self.roles[role as usize]);
         }
@@ -197,19 +198,23 @@ impl Simulation {
         Ok(true)
     }
 
-    /// Lanes of a template's ranks, and the first rank of each.
-    fn lanes_of(&self, graph: &Graph, ranks: &[u32]) -> (Lanes, Vec<u32>) {
-        let mut known: BTreeMap<Own, u32> = BTreeMap::new();
-        let mut firsts = Vec::new();
-        let lane_of = |rank: &u32| {
-            let factor = self.slow.get(&Rank(*rank)).map_or(1f64.to_bits(), |factor| factor.to_bits());
+    /// Lanes of a template's ranks, and the first rank of each; `None` if there are more than so many.
+    fn lanes_of(&self, graph: &Graph, ranks: &[u32], most: usize) -> Option<(Lanes, Vec<u32>)> {
+        let mut known: FxHashMap<Own, u32> = FxHashMap::default();
+        let (mut firsts, mut of) = (Vec::new(), Vec::with_capacity(ranks.len()));
+        for rank in ranks {
+            let factor = self.factor(*rank).to_bits();
             let changes = self.perturber.rules().touches(Rank(*rank));
-            *known.entry((factor, changes, graph.rank_overrides(Rank(*rank)).collect())).or_insert_with(|| {
+            let own = (factor, changes, graph.rank_overrides(Rank(*rank)).collect());
+            of.push(*known.entry(own).or_insert_with(|| {
                 firsts.push(*rank);
                 firsts.len() as u32 - 1
-            })
-        };
-        (Lanes::new(ranks.iter().map(lane_of).collect()), firsts)
+            }));
+            if firsts.len() > most {
+                return None;
+            }
+        }
+        Some((Lanes::new(of), firsts))
     }
 
     /// Gives every role its slots: ports for the members of the communicators that are evaluated.
@@ -236,7 +241,8 @@ impl Simulation {
                 let address = |port: &NewPort| Address { batch: port.kind, position: port.position, column: 0 };
                 let addresses: Vec<Address> = found.iter().map(address).collect();
                 let ports = Ports::new(&ranks, role.ranks.len(), &role.lanes);
-                role.add_slot(&addresses, ports, &mut self.network);
+                let context = (&self.programs[role.program], &mut self.network);
+                role.add_slot(&addresses, ports, context);
             }
         }
     }

@@ -14,6 +14,13 @@ wide! {
         }
     }
 
+    /// The same for a wait for other times.
+    pub(super) fn raise_to(clock: &mut [SimTime], issue: &[SimTime], offset: SimTime, other: &[SimTime]) {
+        for ((clock, issue), other) in clock.iter_mut().zip(issue).zip(other) {
+            clock.0 = clock.0.max(issue.0 + offset.0).max(other.0);
+        }
+    }
+
     /// An op of the same duration on every rank.
     pub(super) fn run(clock: &mut [SimTime], issue: &[SimTime], offset: SimTime, duration: SimTime) {
         for (clock, issue) in clock.iter_mut().zip(issue) {
