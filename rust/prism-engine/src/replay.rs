@@ -103,10 +103,12 @@ fn run(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<Simulation, SimErr
     }
     if options.symmetry {
         let mut simulation = simulation(graph, options, true)?;
-        if simulation.run().is_ok() {
-            return Ok(simulation);
+        match simulation.run() {
+            Ok(()) => return Ok(simulation),
+            Err(error @ SimError::Invariant { .. }) => return Err(error),
+            // What went wrong is told of ranks.
+            Err(_) => {}
         }
-        // What went wrong is told of ranks.
     }
     let mut simulation = simulation(graph, options, false)?;
     simulation.run()?;

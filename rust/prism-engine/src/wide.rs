@@ -40,3 +40,33 @@ macro_rules! wide {
 }
 
 pub(crate) use wide;
+
+#[cfg(test)]
+mod tests {
+    fn plain(values: &[i64], others: &[i64]) -> i64 {
+        values.iter().zip(others).map(|(a, b)| *a.max(b)).max().unwrap_or(i64::MIN)
+    }
+
+    wide! {
+        fn vector(values: &[i64], others: &[i64]) -> i64 {
+            let mut most = i64::MIN;
+            for (a, b) in values.iter().zip(others) {
+                most = most.max(*a.max(b));
+            }
+            most
+        }
+    }
+
+    #[test]
+    fn all_lengths_and_signs_give_what_plain_code_gives() {
+        let mut state = 1u64;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state ^ (state >> 29)) as i64
+        };
+        for len in 0..100 {
+            let (a, b): (Vec<i64>, Vec<i64>) = (0..len).map(|_| (next(), next())).unzip();
+            assert_eq!(vector(&a, &b), plain(&a, &b), "length {len}");
+        }
+    }
+}

@@ -4,10 +4,12 @@
 //! position for a tile of columns at a time, so that what is carried round stays in registers and every step is vector code,
 //! whatever the number of members.
 
-use super::plan::{self, BatchForm, CollectiveCall, Scratch};
+use super::CollectiveKind;
+use super::plan::{self, Algorithm, BatchForm, CollectiveCall, Scratch};
 use super::ring::Uniform;
 use super::shape::CommShape;
 use super::window::LIMIT;
+use crate::cost::comm::transfer_time;
 use crate::units::SimTime;
 use crate::wide::wide;
 use std::ops::Range;
@@ -37,6 +39,25 @@ pub(crate) fn batch_completion(
     };
     // No arrival is later than the latest end: none was out of range.
     (latest <= LIMIT).then_some(SimTime(latest))
+}
+
+/// Least time that the bytes which each member must send in a call take at its fastest port, alone; zero where members may
+/// have nothing to send (trees, chains, gather and scatter).
+pub(crate) fn least_time(shape: &CommShape, call: &CollectiveCall, scratch: &mut Scratch) -> SimTime {
+    let algorithm = plan::algorithm(shape, call, scratch);
+    let laps = match (algorithm, call.kind) {
+        (Some(Algorithm::Ring), CollectiveKind::AllReduce) => 2,
+        (Some(Algorithm::Ring), _) | (Some(Algorithm::Direct), CollectiveKind::AllToAll) => 1,
+        _ => return SimTime::ZERO,
+    };
+    // A ring that leaves a node has as many cards there as the node has members at the most.
+    let largest = shape.node_sizes.iter().copied().max().unwrap_or(1);
+    let cards = shape.card.bytes_per_s.saturating_mul(u64::from(largest.min(shape.cards).max(1)));
+    let rate = if largest == 1 { cards } else { cards.max(shape.nvlink.bytes_per_s) };
+    let part = call.bytes / shape.len() as u64;
+    let once = transfer_time(part.saturating_mul(shape.len() as u64 - 1), rate);
+    // Rounded up once; the model rounds up every message.
+    SimTime(once.0.saturating_sub(1).max(0).saturating_mul(laps))
 }
 
 /// A collective over rings of equal links, to be walked tile by tile.
@@ -227,5 +248,103 @@ impl Picoseconds for i64 {
 fn carry<const T: usize, P: Picoseconds>(best: &mut [i64; T], gain: i64, row: &[P; T]) {
     for (best, arrival) in best.iter_mut().zip(row) {
         *best = arrival.get().max(*best + gain);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::Profile;
+    use proptest::prelude::*;
+
+    /// Members of one communicator anywhere on the cluster, how many like it there are, and the arrivals of all.
+    fn case() -> impl Strategy<Value = (Vec<u32>, usize, Vec<i64>)> {
+        let members = (2..20usize, any::<u64>(), prop::sample::select(vec![1u32, 2, 8]));
+        (members, 1..70usize).prop_flat_map(|((size, seed, spread), width)| {
+            // Distinct ranks in an order that is not that of their nodes.
+            let step = seed % 7 * 2 + 1;
+            let members = (0..size as u64).map(|at| ((at * step) % 64) as u32 * spread).collect();
+            // From hardly any skew to more than any collective takes.
+            let skew = prop::sample::select(vec![1i64, 1_000_000, 1_000_000_000, 1_000_000_000_000]);
+            let arrivals = skew.prop_flat_map(move |skew| prop::collection::vec(0..skew, size * width));
+            (Just(members), Just(width), arrivals)
+        })
+    }
+
+    fn kind() -> impl Strategy<Value = CollectiveKind> {
+        use CollectiveKind as K;
+        prop::sample::select(vec![K::AllReduce, K::AllGather, K::ReduceScatter, K::AllToAll, K::Broadcast, K::Gather])
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_batch_ends_as_its_communicators_do_alone(
+            (members, width, arrivals) in case(),
+            kind in kind(),
+            bytes in prop::sample::select(vec![0u64, 8, 4096, 1 << 20, 1 << 30]),
+        ) {
+            let shape = CommShape::new(&members, &Profile::builtin("h100-sxm").expect("built in"));
+            let call = CollectiveCall { kind, bytes, root: 0 };
+            let mut scratch = Scratch::default();
+            let arrivals: Vec<SimTime> = arrivals.into_iter().map(SimTime).collect();
+            let mut ends = vec![SimTime::ZERO; arrivals.len()];
+            let latest = batch_completion(&shape, &call, width, &arrivals, &mut ends, &mut scratch);
+            let has_form = plan::batch_form(&shape, &call, &mut scratch).is_some();
+            prop_assert_eq!(latest.is_some(), has_form);
+            let least = least_time(&shape, &call, &mut scratch);
+            for column in 0..width {
+                let own: Vec<SimTime> = (0..shape.len()).map(|row| arrivals[row * width + column]).collect();
+                let mut alone = own.clone();
+                plan::completion(&shape, &call, &own, &mut alone, &mut scratch);
+                for (row, end) in alone.iter().enumerate() {
+                    prop_assert!(*end >= own[row] + least, "row {} is faster than its port", row);
+                    prop_assert!(!has_form || ends[row * width + column] == *end, "column {column} row {row}");
+                }
+            }
+            if has_form {
+                prop_assert_eq!(latest, ends.iter().copied().max());
+            }
+        }
+
+        #[test]
+        fn rings_of_any_gain_are_walked_alike(
+            size in 2..12usize, width in 1..50usize, messages in 1..200i64, slices in 1..5i64,
+            occupancy in 1..1000i64, latency in 0..3000i64, seed in any::<u32>(),
+        ) {
+            let Some(ring) = Uniform::new(size, messages, slices, occupancy, latency) else { return Ok(()) };
+            let turn = seed % size as u32;
+            let order: Vec<u32> = (0..size as u32).map(|at| (at + turn) % size as u32).collect();
+            let time = |at: usize| SimTime(i64::from((at as u32).wrapping_mul(seed | 1) % 100_000));
+            let arrivals: Vec<SimTime> = (0..size * width).map(time).collect();
+            let mut ends = vec![SimTime::ZERO; arrivals.len()];
+            rings(&ring, 7, &order, width, &arrivals, &mut ends);
+            for column in 0..width {
+                let place = |rank: u32| rank as usize * width + column;
+                let own: Vec<i64> = order.iter().map(|rank| arrivals[place(*rank)].0).collect();
+                let mut alone = Vec::new();
+                ring.completion(&own, &mut alone);
+                for (rank, end) in order.iter().zip(alone) {
+                    prop_assert_eq!(ends[place(*rank)].0, end + 7);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn both_signs_of_the_gain_occur() {
+        let gain = |latency| Uniform::new(8, 100, 2, 1000, latency).expect("gets round").gain;
+        assert!(gain(10) < 0 && gain(5000) > 0);
+    }
+
+    #[test]
+    fn times_out_of_range_are_left_to_others() {
+        let shape = CommShape::new(&[0, 1, 2, 3], &Profile::builtin("h100-sxm").expect("built in"));
+        let call = CollectiveCall { kind: CollectiveKind::AllGather, bytes: 1 << 20, root: 0 };
+        let mut arrivals = vec![SimTime::ZERO; 4 * 9];
+        arrivals[20] = SimTime(LIMIT + 1);
+        let mut ends = arrivals.clone();
+        assert_eq!(batch_completion(&shape, &call, 9, &arrivals, &mut ends, &mut Scratch::default()), None);
     }
 }

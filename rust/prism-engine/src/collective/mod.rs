@@ -35,7 +35,7 @@ mod plan;
 mod protocol;
 mod window;
 
-pub(crate) use batch::{RingWalk, batch_completion};
+pub(crate) use batch::{RingWalk, batch_completion, least_time};
 pub use p2p::{message, message_over};
 pub(crate) use plan::quick_completion;
 pub use plan::{Algorithm, Choice, CollectiveCall, Scratch, choice, completion, uniform_cost};

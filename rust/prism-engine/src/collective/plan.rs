@@ -205,6 +205,11 @@ pub(super) fn batch_form(shape: &CommShape, call: &CollectiveCall, scratch: &mut
     Some(BatchForm::Ring(outcome.uniform?, shape.protocols[outcome.way.protocol].launch))
 }
 
+/// How a call that moves bytes between members is carried out.
+pub(super) fn algorithm(shape: &CommShape, call: &CollectiveCall, scratch: &mut Scratch) -> Option<Algorithm> {
+    (call.bytes > 0 && shape.len() > 1).then(|| scratch.outcome(shape, call).way.algorithm)
+}
+
 /// Time from the common arrival of all members to the end of the last one.
 #[must_use]
 pub fn uniform_cost(shape: &CommShape, call: &CollectiveCall) -> SimTime {

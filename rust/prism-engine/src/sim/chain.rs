@@ -28,7 +28,7 @@ const MAX_COST: i64 = 1 << 60;
 /// One op of a run.
 enum Link {
     Compute { offset: i64, common: SimTime, pace: Pace, class: ComputeClass, provenance: Provenance },
-    Ring { offset: i64, walk: RingWalk },
+    Ring { offset: i64, walk: RingWalk, least: i64 },
 }
 
 /// The run that starts at a stream's next item.
@@ -68,23 +68,25 @@ impl Role {
     /// Evaluates what can be of such a run; the number of items. 0: the next item is to be evaluated by itself.
     pub(super) fn run_chain(&mut self, stream: usize, context: &mut Context<'_>) -> usize {
         let is_plain = self.lanes.is_each() && self.touched.is_empty() && self.death.is_none();
-        let is_seen = context.tracer.is_on() || context.tracer.wants_launches() || context.network.rules.is_some();
+        let is_seen = context.tracer.is_on() || context.tracer.wants_launches() || context.network.is_apart();
         if !is_plain || is_seen || self.len() < LEAST_RANKS || self.streams[stream].has_entered {
             return 0;
         }
         let Some(run) = self.find_run(stream, context) else { return 0 };
         let width = run.private.map_or(self.len(), |(_, batch)| context.network.width(batch));
-        let mut compute = 0;
+        let (mut busy, mut least) = (0, 0);
         let steps: Vec<Step<'_>> = run.links.iter().map(|link| link.step(&self.speeds)).collect();
-        for (link, step) in run.links.iter().zip(&steps) {
-            if let Link::Compute { common, class, provenance, pace, .. } = link {
-                let total = match step {
-                    Step::Each { .. } => self.speeds.each(*common).1,
-                    _ => i128::from(common.0) * self.ranks.len() as i128,
-                };
-                debug_assert!(*pace != Pace::Few, "such an op ends a run");
-                self.account.compute(*class, *provenance, total);
-                compute += 1;
+        for link in &run.links {
+            match link {
+                Link::Compute { common, class, provenance, pace, .. } => {
+                    let total = match pace {
+                        Pace::Each => self.speeds.each(*common).1,
+                        _ => i128::from(common.0) * self.ranks.len() as i128,
+                    };
+                    self.account.compute(*class, *provenance, total);
+                    busy += total;
+                }
+                Link::Ring { least: own, .. } => least += i128::from(*own) * self.ranks.len() as i128,
             }
         }
         let base = &self.bases[(run.segment - self.first_base) as usize];
@@ -95,10 +97,14 @@ impl Role {
         let last_end = run.private.map_or(&mut no_slot, |(slot, _)| &mut self.slots[slot].last_end);
         let sums = run_tiles(&steps, &mut tile, base, clock, last_end);
         self.account.communication += sums.communication;
-        self.account.ops += (compute + run.num_calls as usize) as u64 * clock.len() as u64;
+        self.streams[stream].busy += busy + sums.communication;
+        self.account.ops += run.links.len() as u64 * self.ranks.len() as u64;
         if let Some((slot, batch)) = run.private {
-            self.slots[slot].turn += run.num_calls;
-            self.slots[slot].calls += u64::from(run.num_calls);
+            let state = &mut self.slots[slot];
+            state.turn += run.num_calls;
+            state.calls += u64::from(run.num_calls);
+            state.load.busy += sums.communication;
+            state.load.least += least;
             if !context.network.complete_private(batch, run.num_calls, SimTime(sums.latest_arrival)) {
                 self.has_failed = true;
             }
@@ -159,7 +165,8 @@ impl Role {
                 }
                 run.private = Some((slot, batch));
                 run.num_calls += 1;
-                run.links.push(Link::Ring { offset, walk });
+                let least = context.network.least_time(batch, call);
+                run.links.push(Link::Ring { offset, walk, least });
                 true
             }
             _ => false,
@@ -174,7 +181,7 @@ impl Link {
                 Step::Each { offset: *offset, durations: speeds.each(*common).0 }
             }
             Self::Compute { offset, common, .. } => Step::Same { offset: *offset, duration: common.0 },
-            Self::Ring { offset, walk } => Step::Ring { offset: *offset, walk },
+            Self::Ring { offset, walk, .. } => Step::Ring { offset: *offset, walk },
         }
     }
 }

@@ -66,6 +66,16 @@ pub enum SimError {
         /// Which event.
         event: EventId,
     },
+    /// A result contradicts itself: a bug of the engine.
+    #[error("bug of the engine, please report it: rank {rank}{}: {what}", of_communicator(*communicator))]
+    Invariant {
+        /// What is not as it must be.
+        what: String,
+        /// The rank concerned, or the first of its role.
+        rank: Rank,
+        /// The communicator concerned, if one is.
+        communicator: Option<u32>,
+    },
     /// An option that does not exist yet.
     #[error("{what} is not available")]
     Unavailable {
@@ -106,6 +116,10 @@ impl SimError {
     pub(super) fn invalid(message: impl Into<String>) -> Self {
         Self::Invalid { message: message.into() }
     }
+}
+
+fn of_communicator(communicator: Option<u32>) -> String {
+    communicator.map_or_else(String::new, |communicator| format!(", communicator {communicator}"))
 }
 
 fn lines(waiting: &[Blocked]) -> String {

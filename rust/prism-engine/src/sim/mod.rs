@@ -31,6 +31,7 @@ mod chain;
 mod channel;
 mod error;
 mod gate;
+mod invariants;
 mod live;
 mod members;
 mod memo;
@@ -105,6 +106,8 @@ pub struct SimOptions {
     pub live: Vec<Rank>,
     /// Keep the span of every op (memory grows with every op).
     pub trace: bool,
+    /// Evaluate communicators that are alike together. Has no effect on results but for their speed.
+    pub batches: bool,
     /// Evaluate ranks that have had the same times so far as one. Has no effect on times; without it, and beside live ranks,
     /// with a trace, or where hardly any ranks are alike, every rank is evaluated. Errors are not explained with it.
     pub symmetry: bool,
@@ -115,7 +118,7 @@ impl SimOptions {
     #[must_use]
     pub fn new(profile: Profile) -> Self {
         let (slow, perturb) = (BTreeMap::new(), Perturbations::default());
-        Self { profile, slow, perturb, live: Vec::new(), trace: false, symmetry: false }
+        Self { profile, slow, perturb, live: Vec::new(), trace: false, batches: true, symmetry: false }
     }
 }
 
@@ -173,7 +176,7 @@ impl Simulation {
             programs: Vec::new(),
             roles: Vec::new(),
             places: vec![Place { role: NOWHERE, at: 0 }; world_size as usize],
-            network: Network::new(options.profile, network_rules),
+            network: Network::new(options.profile, network_rules, options.batches),
             queue: VecDeque::new(),
             is_queued: Vec::new(),
             live: BTreeMap::new(),
@@ -231,9 +234,7 @@ impl Simulation {
         for (role, (_, ranks)) in parties.iter().enumerate() {
             self.note_places(role as u32, ranks);
         }
-        // Rules about the network may tell communicators apart.
-        let is_apart = self.network.rules.is_some();
-        let mut former = Former::new(self.network.profile(), &self.places, is_apart);
+        let mut former = Former::new(self.network.profile(), &self.places, self.network.is_apart());
         let positions = Positions::new(graph, |comm, rank, slot| former.visit(comm, rank, slot));
         let mut formed = former.finish();
         for (role, (_, ranks)) in parties.iter_mut().enumerate() {
@@ -340,7 +341,11 @@ impl Simulation {
         }
         if self.symmetry.is_some() {
             let is_right = self.network.mismatched.is_none() && self.network.broken.is_empty() && self.is_finished();
-            return if is_right { Ok(()) } else { Err(SimError::invalid("the ranks do not get through")) };
+            return if is_right {
+                self.check_invariants()
+            } else {
+                Err(SimError::invalid("the ranks do not get through"))
+            };
         }
         if let Some(mismatch) = self.find_mismatch() {
             return Err(mismatch);
@@ -348,7 +353,8 @@ impl Simulation {
         if self.live.is_empty() && !self.is_finished() {
             return Err(SimError::Deadlock { waiting: self.blocked() });
         }
-        Ok(())
+        let is_over = self.live.values().all(LiveRank::has_ended) && self.is_finished();
+        if is_over { self.check_invariants() } else { Ok(()) }
     }
 
     fn is_finished(&self) -> bool {

@@ -13,6 +13,7 @@ use super::signature::{Call, Half};
 use super::vector;
 use super::wiring::{Address, Wiring};
 use crate::collective::{self, CollectiveCall, CommShape, RingWalk, Scratch, ShapePool};
+use crate::cost::comm::transfer_time;
 use crate::graph::Graph;
 use crate::ids::CommId;
 use crate::perturb::When;
@@ -80,6 +81,8 @@ pub(super) struct Batch {
     reach: Option<u64>,
     /// Those in force for `shape` and `memos`.
     rules: u64,
+    /// [`Network::least_time`] of the latest call.
+    least: Option<(CollectiveCall, i64)>,
 }
 
 impl Batch {
@@ -99,7 +102,13 @@ impl Batch {
             iteration: 0,
             reach: None,
             rules: 0,
+            least: None,
         }
+    }
+
+    /// Is a collective called that is not complete?
+    pub(super) fn is_open(&self) -> bool {
+        self.posted > 0 || self.call.is_some()
     }
 
     fn expected(&self) -> u32 {
@@ -157,6 +166,7 @@ pub(super) enum Request {
 pub(super) struct Network {
     profile: Profile,
     pub(super) rules: Option<NetworkRules>,
+    is_apart: bool,
     shapes: ShapePool,
     members: Members,
     pub(super) batches: Vec<Batch>,
@@ -181,8 +191,11 @@ pub(super) struct Network {
 }
 
 impl Network {
-    pub(super) fn new(profile: Profile, rules: Option<NetworkRules>) -> Self {
+    /// `batches`: may communicators that are alike be evaluated together?
+    pub(super) fn new(profile: Profile, rules: Option<NetworkRules>, batches: bool) -> Self {
         Self {
+            // Rules may tell communicators apart.
+            is_apart: rules.is_some() || !batches,
             rules,
             shapes: ShapePool::new(profile.clone()),
             profile,
@@ -469,6 +482,40 @@ impl Network {
         }
         state.completed += 1;
         true
+    }
+
+    /// Is every communicator evaluated by itself, step by step?
+    pub(super) fn is_apart(&self) -> bool {
+        self.is_apart
+    }
+
+    /// Least time that each member's part in a call takes at its fastest port.
+    pub(super) fn least_time(&mut self, batch: u32, call: &Call) -> i64 {
+        if self.rules.is_some() {
+            return 0;
+        }
+        let state = &mut self.batches[batch as usize];
+        let call = collective_call(call, state.size);
+        if let Some((known, least)) = state.least
+            && known == call
+        {
+            return least;
+        }
+        let members = match &self.members {
+            Members::Graph(graph) => graph.comm_members(CommId(state.comms[0])),
+            Members::Own(own) => &own[state.comms[0] as usize],
+        };
+        let shape = state.shape.get_or_insert_with(|| self.shapes.shape(members));
+        let least = collective::least_time(shape, &call, &mut self.scratch).0;
+        state.least = Some((call, least));
+        least
+    }
+
+    /// Least time of a message at a member's fastest port.
+    pub(super) fn least_message_time(&self, bytes: u64) -> i64 {
+        let (node, network, device) = (&self.profile.node, &self.profile.network, &self.profile.device);
+        let rate = node.nvlink_bytes_per_s.max(network.nic_bytes_per_s).max(device.memory_bytes_per_s);
+        transfer_time(bytes, rate).0
     }
 
     /// Communicators of a batch.

@@ -150,6 +150,11 @@ impl Ports {
         self.lanes.iter().map(|lane| times[*lane as usize]).collect()
     }
 
+    /// Sum over ports of `ends`, which are theirs, less `starts`, which are those of their lanes.
+    pub(super) fn total(&self, ends: &[SimTime], starts: &[SimTime]) -> i128 {
+        self.lanes.iter().zip(ends).map(|(lane, end)| i128::from(end.0 - starts[*lane as usize].0)).sum()
+    }
+
     /// Times of ports as times of lanes, if the ports of each lane agree.
     pub(super) fn fold(&self, times: &[SimTime], lanes: &Lanes) -> Option<Vec<SimTime>> {
         if self.is_stale(lanes) {

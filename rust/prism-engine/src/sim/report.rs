@@ -138,7 +138,7 @@ impl Simulation {
         let (total, ops_evaluated) = self.account();
         let latest = |times: &Times| times.iter().copied().max();
         let (mut begin, mut ends): (Option<SimTime>, Vec<SimTime>) = (None, Vec::new());
-        let mut critical: Option<((Option<SimTime>, SimTime), Reverse<u32>)> = None;
+        let mut critical = None;
         for role in &self.roles {
             begin = begin.max(role.begins.last_key_value().and_then(|(_, times)| latest(times)));
             for (iteration, times) in role.iteration_ends.values().enumerate() {
@@ -151,7 +151,7 @@ impl Simulation {
             let (finals, last) = (role.final_times(), role.iteration_ends.last_key_value());
             for (at, rank) in role.ranks.iter().enumerate() {
                 let lane = role.lanes.of(at) as usize;
-                let key = ((last.map(|(_, times)| times[lane]), finals[lane]), Reverse(*rank));
+                let key = (last.map(|(_, times)| times[lane]), finals[lane], Reverse(*rank));
                 critical = critical.max(Some(key));
             }
         }
@@ -165,7 +165,7 @@ impl Simulation {
         Summary {
             iteration_times,
             final_time,
-            critical_rank: critical.map(|(_, Reverse(rank))| Rank(rank)),
+            critical_rank: critical.map(|(_, _, Reverse(rank))| Rank(rank)),
             device_time: total.device_time(),
             ops_evaluated,
             classes: self.num_classes(),

@@ -8,6 +8,8 @@
 //! ([`super::symmetry`]). Towards the network a slot has *ports*: one per rank, or the members of the communicators that are
 //! evaluated in place of all others like them.
 
+use super::error::SimError;
+use super::invariants::{Load, Mark};
 use super::network::Network;
 use super::ports::{Lanes, Ports};
 use super::program::Program;
@@ -56,6 +58,9 @@ pub(super) struct Stream {
     pub(super) clock: Times,
     /// The next item is a group this stream has come to.
     pub(super) has_entered: bool,
+    /// Compute, and communication that was alone on it, summed over ranks. Picoseconds.
+    pub(super) busy: i128,
+    pub(super) mark: Option<Mark>,
 }
 
 /// One event record.
@@ -76,6 +81,7 @@ pub(super) struct Slot {
     pub(super) ports: Ports,
     /// End of the latest launch; empty where no launch has to wait for it.
     pub(super) last_end: Times,
+    pub(super) load: Load,
     /// Launches done.
     pub(super) turn: u32,
     /// Collectives posted.
@@ -160,6 +166,8 @@ pub(super) struct Role {
     pub(super) has_died: bool,
     /// A time was out of range, which the network has noted: nothing of the role moves any more.
     pub(super) has_failed: bool,
+    /// A stream went back in time.
+    pub(super) went_back: Option<SimError>,
     /// `TrainingBegin`s and `IterationEnd`s by their number: on several streams they are not met in order.
     pub(super) begins: BTreeMap<u32, Times>,
     pub(super) iteration_ends: BTreeMap<u32, Times>,
@@ -389,7 +397,10 @@ impl Role {
 
 impl Stream {
     fn split(&mut self, moved: &[bool]) -> Self {
-        Self { next: self.next, clock: part(&mut self.clock, moved), has_entered: self.has_entered }
+        let clock = part(&mut self.clock, moved);
+        // The sum over the ranks that stay is not known any more.
+        self.busy = 0;
+        Self { next: self.next, clock, has_entered: self.has_entered, busy: 0, mark: self.mark }
     }
 }
 
@@ -406,6 +417,8 @@ impl Slot {
     }
 
     fn split(&mut self, moved: &[bool], moved_ranks: &[bool], moved_ports: &[bool]) -> Self {
+        // The sums over the ports that stay are not known any more.
+        self.load = Load::default();
         Self {
             addresses: part(&mut self.addresses, moved_ports),
             ports: self.ports.split(moved, moved_ranks, moved_ports),

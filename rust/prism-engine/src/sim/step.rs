@@ -1,10 +1,12 @@
 //! What one role can do by itself: run its streams and its host until each waits for something.
 
+use super::invariants::Mark;
 use super::network::{Landed, Network, Request};
 use super::perturbed::{PerturbedOp, Perturber};
 use super::ports::Lanes;
 use super::program::{Action, Item, Launch, Program, QUESTION, SyncTarget};
 use super::role::{GroupState, LaunchState, Record, Role, Slot};
+use super::signature::Half;
 use super::speeds::Durations;
 use super::trace::Tracer;
 use super::vector;
@@ -93,10 +95,12 @@ impl Role {
             Action::TrainingBegin(number) => {
                 self.come(stream, item);
                 self.begins.insert(number, self.streams[stream].clock.clone());
+                self.note_mark(stream, Mark::Begin(number));
             }
             Action::IterationEnd(number) => {
                 self.come(stream, item);
                 self.iteration_ends.insert(number, self.streams[stream].clock.clone());
+                self.note_mark(stream, Mark::IterationEnd(number));
             }
         }
         if !matches!(item.action, Action::Communicate(_)) && item.op != QUESTION {
@@ -156,6 +160,8 @@ impl Role {
             return false;
         }
         self.account.compute(op.class, provenance, total);
+        self.streams[stream].busy += total;
+        let clock = &self.streams[stream].clock;
         if context.tracer.is_on() {
             let durations = self.speeds.durations(item.op, duration, clock.len());
             let mut perturbed = perturbed.iter().peekable();
@@ -277,7 +283,7 @@ impl Role {
         let slot = &self.slots[launch.slot.index()];
         let is_idle = slot.active.is_none() && slot.turn == launch.turn;
         let is_simple = launch.streams.len() == 1 && launch.halves.is_empty() && self.lanes.is_each();
-        let is_seen = context.network.rules.is_some() || context.tracer.wants_launches();
+        let is_seen = context.network.is_apart() || context.tracer.wants_launches();
         slot.wiring.private.filter(|_| is_idle && is_simple && !is_seen)
     }
 
@@ -311,7 +317,13 @@ impl Role {
         }
         slot.turn += 1;
         slot.calls += launch.calls.len() as u64;
-        self.account.communication += vector::total(clock, &arrival);
+        let busy = vector::total(clock, &arrival);
+        let least: i64 = launch.calls.iter().map(|call| context.network.least_time(batch, call)).sum();
+        slot.load.busy += busy;
+        slot.load.least += i128::from(least) * clock.len() as i128;
+        self.account.communication += busy;
+        self.streams[stream].busy += busy;
+        let clock = &self.streams[stream].clock;
         self.account.ops += launch.calls.len() as u64 * clock.len() as u64;
         self.pool.give(arrival);
         self.pool.give(ends);
@@ -384,6 +396,10 @@ impl Role {
             vector::wait(&mut state.arrival, &slot.last_end);
         }
         let is_each = self.lanes.is_each();
+        if let Some(bytes) = definition.halves.iter().map(Half::bytes).max() {
+            let least = context.network.least_message_time(bytes);
+            slot.load.least += i128::from(least) * i128::from(slot.wiring.num_ports);
+        }
         state.ends = if is_each { self.pool.copy(&state.arrival) } else { slot.ports.spread(&state.arrival) };
         if !definition.halves.is_empty() {
             let is_one = is_each && definition.calls.is_empty() && definition.halves.len() == 1;
@@ -417,6 +433,7 @@ impl Role {
             state.calls_pending = slot.wiring.num_ports;
             slot.calls += 1;
             for (batch, count) in &slot.wiring.parts {
+                slot.load.least += i128::from(context.network.least_time(*batch, call)) * i128::from(*count);
                 context.network.post(*batch, *count, call, definition.origin.iteration);
             }
             return;
@@ -429,6 +446,7 @@ impl Role {
                 context.network.requests.push(Request::End { role: self.id, slot: slot_index as u32 });
                 return;
             };
+            slot.load.busy += slot.ports.total(&state.ends, &state.arrival);
             state.ends = ends;
         }
         self.end_launch(slot_index, (group, launch), context);
@@ -453,7 +471,14 @@ impl Role {
         }
         slot.turn += 1;
         slot.active = None;
-        self.account.communication += communication(&self.lanes, state);
+        let busy = communication(&self.lanes, state);
+        self.account.communication += busy;
+        if self.lanes.is_each() {
+            slot.load.busy += busy;
+        }
+        if let ([_], [stream]) = (&context.program.group(group).launches[..], &definition.streams[..]) {
+            self.streams[stream.index()].busy += busy;
+        }
         if context.tracer.wants_launches() {
             let op = definition.calls.first().map_or_else(|| definition.halves[0].op, |call| call.op);
             for (at, rank) in self.ranks.iter().enumerate() {

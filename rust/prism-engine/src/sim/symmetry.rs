@@ -201,15 +201,22 @@ impl Simulation {
     /// Lanes of a template's ranks, and the first rank of each; `None` if there are more than so many.
     fn lanes_of(&self, graph: &Graph, ranks: &[u32], most: usize) -> Option<(Lanes, Vec<u32>)> {
         let mut known: FxHashMap<Own, u32> = FxHashMap::default();
+        // Of ranks that differ in nothing but their speed.
+        let mut by_factor: FxHashMap<u64, u32> = FxHashMap::default();
         let (mut firsts, mut of) = (Vec::new(), Vec::with_capacity(ranks.len()));
         for rank in ranks {
             let factor = self.factor(*rank).to_bits();
             let changes = self.perturber.rules().touches(Rank(*rank));
-            let own = (factor, changes, graph.rank_overrides(Rank(*rank)).collect());
-            of.push(*known.entry(own).or_insert_with(|| {
+            let mut overrides = graph.rank_overrides(Rank(*rank)).peekable();
+            let new_lane = || {
                 firsts.push(*rank);
                 firsts.len() as u32 - 1
-            }));
+            };
+            of.push(if changes.is_empty() && overrides.peek().is_none() {
+                *by_factor.entry(factor).or_insert_with(new_lane)
+            } else {
+                *known.entry((factor, changes, overrides.collect())).or_insert_with(new_lane)
+            });
             if firsts.len() > most {
                 return None;
             }
@@ -260,6 +267,7 @@ impl Simulation {
                 let Some((group, launch)) = self.roles[role as usize].ending(slot) else { return };
                 let state = &mut self.roles[role as usize].groups.get_mut(&group).expect("active").launches;
                 let ends = std::mem::take(&mut state[launch as usize].ends);
+                self.note_load(role, slot, (group, launch), &ends);
                 let ends = self.split_lanes(role, slot, &ends);
                 self.with_role(role, |role, context| {
                     role.groups.get_mut(&group).expect("active").launches[launch as usize].ends = ends;
@@ -270,6 +278,14 @@ impl Simulation {
         self.enqueue(match request {
             Request::Post { role, .. } | Request::End { role, .. } => role,
         });
+    }
+
+    /// Counts the time from arrival to end of the ports of a launch.
+    fn note_load(&mut self, role: u32, slot: usize, (group, launch): (u32, u32), ends: &[SimTime]) {
+        let role = &mut self.roles[role as usize];
+        let arrival = &role.groups[&group].launches[launch as usize].arrival;
+        let slot = &mut role.slots[slot];
+        slot.load.busy += slot.ports.total(ends, arrival);
     }
 
     /// Splits lanes by what ranks have in a slot: `values` by port. Returns the values by lane.

@@ -50,10 +50,7 @@ pub(super) struct Wiring {
 impl Wiring {
     /// The wiring of ports with these addresses. Where one port is, all others of its strip must be.
     pub(super) fn new(addresses: &[Address], network: &Network) -> Self {
-        let mut order: Vec<u32> = (0..addresses.len() as u32).collect();
-        if !addresses.is_sorted() {
-            order.sort_unstable_by_key(|port| addresses[*port as usize]);
-        }
+        let order = in_order(addresses, network);
         let mut wiring = Self { num_ports: order.len() as u32, ..Self::default() };
         let (mut at, mut is_even) = (0, true);
         while let Some(&first) = order.get(at) {
@@ -234,4 +231,26 @@ impl Wiring {
     pub(super) fn fold<T: Copy>(&self, by_port: &[T]) -> Vec<T> {
         self.strips.iter().map(|strip| by_port[self.port(strip, 0)]).collect()
     }
+}
+
+/// Ports in the order of their addresses.
+fn in_order(addresses: &[Address], network: &Network) -> Vec<u32> {
+    let ports = 0..addresses.len() as u32;
+    if addresses.is_sorted() {
+        return ports.collect();
+    }
+    let place = |address: &Address| (network.row(address.batch, address.position).0 + address.column) as usize;
+    let places: Vec<usize> = addresses.iter().map(place).collect();
+    let first = places.iter().copied().min().unwrap_or(0);
+    let span = places.iter().copied().max().map_or(0, |last| last - first + 1);
+    if span > 4 * addresses.len() {
+        let mut order: Vec<u32> = ports.collect();
+        order.sort_unstable_by_key(|port| places[*port as usize]);
+        return order;
+    }
+    // Close together: a table is faster than to sort.
+    let mut table = vec![u32::MAX; span];
+    ports.zip(&places).for_each(|(port, place)| table[place - first] = port);
+    table.retain(|port| *port != u32::MAX);
+    table
 }
