@@ -21,17 +21,76 @@ use prism_engine::replay::{ReplayOptions, ReplayResult, replay};
 use prism_engine::sim::{Peers, Question, SimOptions, Simulation};
 use prism_engine::synthetic::TransformerStep;
 use prism_engine::units::SimTime;
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
 use std::fs;
 use std::hint::black_box;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Asks this program for one size of the growth table.
 const SIZE: &str = "dp=";
 /// Asks it for a number of replays of a case, and nothing else.
 const COUNT: &str = "count=";
+
+/// Memory in use, and the most there was since the last [`Counting::reset`].
+struct Counting {
+    now: AtomicUsize,
+    most: AtomicUsize,
+}
+
+#[global_allocator]
+static MEMORY: Counting = Counting { now: AtomicUsize::new(0), most: AtomicUsize::new(0) };
+
+impl Counting {
+    fn add(&self, bytes: usize) {
+        let now = self.now.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.most.fetch_max(now, Ordering::Relaxed);
+    }
+
+    fn reset(&self) -> usize {
+        let now = self.now.load(Ordering::Relaxed);
+        self.most.store(now, Ordering::Relaxed);
+        now
+    }
+}
+
+// SAFETY: every call is passed on to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        self.add(layout.size());
+        // SAFETY: as for this function.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        self.add(layout.size());
+        // SAFETY: as for this function.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        self.now.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as for this function.
+        unsafe { System.dealloc(memory, layout) }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        self.add(size);
+        self.now.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as for this function.
+        unsafe { System.realloc(memory, layout, size) }
+    }
+}
+
+/// The most memory that something needed beyond what there was.
+fn memory_of<T>(f: impl FnOnce() -> T) -> (T, usize) {
+    let before = MEMORY.reset();
+    let result = f();
+    (result, MEMORY.most.load(Ordering::Relaxed) - before)
+}
 
 /// A part of the benchmark.
 type Section = fn(&Profile);
@@ -84,15 +143,18 @@ fn step(profile: &Profile) {
         time("the same, one straggler", &graph, profile, one_rank(ranks / 2 + 77), true);
         time("the same, every rank evaluated", &graph, profile, one_rank(ranks / 2 + 77), false);
         time("the same, every rank with its own speed", &graph, profile, every_rank(ranks), true);
-        tell_instructions("step", dp, graph.num_ops());
+        tell_instructions(dp, graph.num_ops());
     }
 }
 
-/// A job of which every rank has a program of its own: nothing can be shared but the ops that happen to be equal.
-fn every_program(dp: u32) -> Arc<Graph> {
+/// A job of which every rank has a program of its own: durations differ, and where asked, what the ranks do as well (each
+/// records an event at a place of its own).
+fn every_program(dp: u32, is_other: bool) -> Arc<Graph> {
     let like = transformer(dp);
     let mut builder = GraphBuilder::new(like.world_size());
-    (0..like.num_names()).for_each(|name| drop(builder.intern_name(like.name(NameId(name as u32)))));
+    for name in 0..like.num_names() {
+        builder.intern_name(like.name(NameId(name as u32)));
+    }
     for comm in 0..like.num_comms() {
         builder.add_comm(like.comm_members(CommId(comm as u32)).iter().copied().map(Rank).collect());
     }
@@ -103,7 +165,11 @@ fn every_program(dp: u32) -> Arc<Graph> {
             }
             op
         };
-        let ops: Vec<Op> = like.template(like.rank_template(rank)).iter().map(own).collect();
+        let mut ops: Vec<Op> = like.template(like.rank_template(rank)).iter().map(own).collect();
+        if is_other {
+            let (kind, at) = (OpKind::EventRecord { event: EventId(9) }, rank.index() % ops.len());
+            ops.insert(at, Op { host_gap: SimTime::ZERO, stream: StreamId(0), kind });
+        }
         let template = builder.add_template(&format!("rank {rank}"), &ops).expect("valid");
         builder.set_rank(rank, template, like.rank_slots(rank).iter().copied().map(CommId).collect());
     }
@@ -111,26 +177,28 @@ fn every_program(dp: u32) -> Arc<Graph> {
 }
 
 fn explicit(profile: &Profile) {
-    let dp = 16;
-    let graph = every_program(dp);
+    every_rank_its_own(profile, 128, false);
+    every_rank_its_own(profile, 16, true);
+}
+
+fn every_rank_its_own(profile: &Profile, dp: u32, is_other: bool) {
+    let graph = every_program(dp, is_other);
     let own: BTreeMap<Rank, f64> = (0..graph.world_size()).map(|r| (Rank(r), 1.0 + f64::from(r) * 1e-6)).collect();
     let options = ReplayOptions::new(profile.clone());
-    let before = peak_rss();
-    let result = replay(&graph, &options).expect("no deadlock");
-    let peak = peak_rss();
+    let (result, memory) = memory_of(|| replay(&graph, &options).expect("no deadlock"));
     let shared = replay(&transformer(dp), &ReplayOptions { slow: own, ..options.clone() }).expect("no deadlock");
     assert_eq!(result.iteration_time_ns, shared.iteration_time_ns, "the same as with slow-downs");
     let taken = cpu(|| assert_eq!(replay(&graph, &options).as_ref(), Ok(&result), "the same result every time"));
     println!(
-        "every rank its own program, {} ranks: {} ops, {:.1} ms, {:.1} M ops/s, graph {:.1} bytes/op, replay {:.1} bytes/op",
-        graph.world_size(),
+        "{} programs that differ {}: {} ops, {:.1} ms, {:.1} M ops/s, graph {:.1} bytes/op, replay {:.1} bytes/op",
+        graph.num_templates(),
+        if is_other { "in what they do" } else { "in durations" },
         result.ops,
         taken.as_secs_f64() * 1e3,
         result.ops as f64 / taken.as_secs_f64() / 1e6,
         graph.graph_bytes() as f64 / result.ops as f64,
-        (peak - before) as f64 / result.ops as f64,
+        memory as f64 / result.ops as f64,
     );
-    tell_instructions("explicit", dp, result.ops);
 }
 
 /// A gibibyte gathered over 4,096 ranks, eight to a node: a ring of two kinds of links, every rank at its own time.
@@ -205,27 +273,25 @@ fn every_message(messages: i64, occupancy: &[i64], latency: &[i64], arrivals: &[
 /// So many replays of a case whose every rank differs.
 fn count(profile: &Profile, wanted: &[String], runs: u32) {
     let dp = wanted.iter().find_map(|wanted| wanted.strip_prefix("of=")).expect("a size").parse().expect("a number");
-    let is_explicit = wanted.iter().any(|wanted| wanted == "explicit");
-    let graph = if is_explicit { every_program(dp) } else { transformer(dp) };
-    let slow = if is_explicit { BTreeMap::new() } else { every_rank(graph.world_size()) };
-    let options = ReplayOptions { slow, ..ReplayOptions::new(profile.clone()) };
+    let graph = transformer(dp);
+    let options = ReplayOptions { slow: every_rank(graph.world_size()), ..ReplayOptions::new(profile.clone()) };
     (0..runs).for_each(|_| drop(replay(&graph, &options).expect("no deadlock")));
 }
 
-fn tell_instructions(case: &str, dp: u32, ops: u64) {
-    match instructions(case, dp) {
+fn tell_instructions(dp: u32, ops: u64) {
+    match instructions(dp) {
         Some(count) => println!("  {:.2} instructions per op", count / ops as f64),
         None => println!("  instructions per op: - (perf counts none on this machine)"),
     }
 }
 
 /// Instructions of one replay, as `perf` counts them.
-fn instructions(case: &str, dp: u32) -> Option<f64> {
+fn instructions(dp: u32) -> Option<f64> {
     let counted = |runs: u32| -> Option<f64> {
         let this = std::env::current_exe().ok()?;
         let mut perf = Command::new("perf");
         perf.args(["stat", "-x,", "-e", "instructions:u"]).arg(this);
-        perf.args([case, &format!("of={dp}"), &format!("{COUNT}{runs}")]);
+        perf.args([format!("of={dp}"), format!("{COUNT}{runs}")]);
         let told = String::from_utf8(perf.output().ok()?.stderr).ok()?;
         told.lines().find(|line| line.contains("instructions"))?.split(',').next()?.parse().ok()
     };
@@ -256,9 +322,7 @@ fn one_size(profile: &Profile, dp: u32) {
     let graph = transformer(dp);
     let slow = every_rank(graph.world_size());
     let options = ReplayOptions { slow, ..ReplayOptions::new(profile.clone()) };
-    let before = peak_rss();
-    let first = replay(&graph, &options).expect("no deadlock");
-    let peak = peak_rss();
+    let (first, memory) = memory_of(|| replay(&graph, &options).expect("no deadlock"));
     assert_eq!(first.ops_evaluated, graph.num_ops(), "every op is evaluated");
     let taken = cpu(|| assert_eq!(replay(&graph, &options).as_ref(), Ok(&first), "the same result every time"));
     println!(
@@ -268,8 +332,8 @@ fn one_size(profile: &Profile, dp: u32) {
         cpu(|| transformer(dp)).as_secs_f64() * 1e3,
         taken.as_secs_f64() * 1e3,
         first.ops as f64 / taken.as_secs_f64() / 1e6,
-        (peak - before) as f64 / first.ops as f64,
-        peak as f64 / 1e6,
+        memory as f64 / first.ops as f64,
+        peak_rss() as f64 / 1e6,
         taken.as_secs_f64() / (first.ops as f64 * 8.0 / read_bandwidth()),
     );
 }

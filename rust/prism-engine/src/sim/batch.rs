@@ -119,17 +119,21 @@ impl<'a> Former<'a> {
 }
 
 impl Formed {
-    /// The batch whose members are all ranks of a role in this slot, if there is one.
-    fn private(&self, role: u32, slot: u32, num_ranks: usize) -> Option<usize> {
-        let is_such = |word: &Vec<Letter>| word.iter().all(|letter| (letter.0, letter.1) == (role, slot));
-        let mut words = self.words.iter().enumerate();
-        let is_all = |at: usize| self.words[at].len() * self.batches[at].len() == num_ranks;
-        words.find(|(at, word)| !word.is_empty() && is_all(*at) && is_such(word)).map(|(at, _)| at)
+    /// The batches whose members are all of one role and slot, by these.
+    pub(super) fn private(&self) -> BTreeMap<(u32, u32), usize> {
+        let words = self.words.iter().enumerate();
+        let only = |(at, word): (usize, &Vec<Letter>)| {
+            let (role, slot, _) = *word.first()?;
+            word.iter().all(|letter| (letter.0, letter.1) == (role, slot)).then_some(((role, slot), at))
+        };
+        words.filter_map(only).collect()
     }
 
-    /// The ranks of a role in the order of the table of the first of these slots that has a batch of the role alone.
-    pub(super) fn order(&self, graph: &Graph, role: u32, slots: &[u32], ranks: &mut Vec<u32>) {
-        let Some(batch) = slots.iter().find_map(|slot| self.private(role, *slot, ranks.len())) else { return };
+    /// The ranks of a role in the order of the table of the first of these batches that all of them are in.
+    pub(super) fn order(&self, graph: &Graph, batches: impl Iterator<Item = usize>, ranks: &mut Vec<u32>) {
+        let mut batches = batches;
+        let is_all = |batch: &usize| self.words[*batch].len() * self.batches[*batch].len() == ranks.len();
+        let Some(batch) = batches.find(is_all) else { return };
         let comms = &self.batches[batch];
         ranks.clear();
         for position in 0..self.words[batch].len() {

@@ -27,7 +27,7 @@ const MAX_COST: i64 = 1 << 60;
 
 /// One op of a run.
 enum Link {
-    Compute { offset: i64, common: SimTime, pace: Pace, class: ComputeClass, provenance: Provenance },
+    Compute { op: u32, offset: i64, common: SimTime, pace: Pace, class: ComputeClass, provenance: Provenance },
     Ring { offset: i64, walk: RingWalk, least: i64 },
 }
 
@@ -78,9 +78,9 @@ impl Role {
         let steps: Vec<Step<'_>> = run.links.iter().map(|link| link.step(&self.speeds)).collect();
         for link in &run.links {
             match link {
-                Link::Compute { common, class, provenance, pace, .. } => {
+                Link::Compute { op, common, class, provenance, pace, .. } => {
                     let total = match pace {
-                        Pace::Each => self.speeds.each(*common).1,
+                        Pace::Each => self.speeds.each(*op, *common).1,
                         _ => i128::from(common.0) * self.ranks.len() as i128,
                     };
                     self.account.compute(*class, *provenance, total);
@@ -136,7 +136,7 @@ impl Role {
             Action::Compute { duration: common, class, provenance, .. } => {
                 let pace = self.speeds.pace(item.op, common, self.ranks.len(), run.links.is_empty());
                 if let Some(pace) = pace.filter(|pace| *pace != Pace::Few) {
-                    run.links.push(Link::Compute { offset, common, pace, class, provenance });
+                    run.links.push(Link::Compute { op: item.op, offset, common, pace, class, provenance });
                     return true;
                 }
                 false
@@ -177,8 +177,8 @@ impl Role {
 impl Link {
     fn step<'a>(&'a self, speeds: &'a super::speeds::Speeds) -> Step<'a> {
         match self {
-            Self::Compute { offset, common, pace: Pace::Each, .. } => {
-                Step::Each { offset: *offset, durations: speeds.each(*common).0 }
+            Self::Compute { op, offset, common, pace: Pace::Each, .. } => {
+                Step::Each { offset: *offset, durations: speeds.each(*op, *common).0 }
             }
             Self::Compute { offset, common, .. } => Step::Same { offset: *offset, duration: common.0 },
             Self::Ring { offset, walk, .. } => Step::Ring { offset: *offset, walk },

@@ -20,11 +20,18 @@
 //! *Symmetry.* Ranks of a role whose times have been equal so far may be evaluated as one ([`SimOptions::symmetry`],
 //! `symmetry.rs`).
 //!
+//! *Together.* Communicators that are alike are evaluated side by side (`batch.rs`, `wiring.rs`), runs of ops that concern one role
+//! alone tile by tile (`chain.rs`), and programs that differ in durations only as one (`alike.rs`). The operations on each time are
+//! the same; [`SimOptions::batches`] turns all of it off.
+//!
+//! *Checks.* A complete result that contradicts itself is an error (`invariants.rs`).
+//!
 //! *Iterations of virtual ranks.* Beside live ranks, a virtual rank enters iteration `k` only when the lowest live rank has
 //! passed marker `k` (`gate.rs`), and repeats its last recorded iteration for as long as the live ranks iterate.
 //!
 //! Cost: O(ops x roles) steps over vectors, O(ranks x (streams + events in flight + communicators)) memory.
 
+mod alike;
 mod batch;
 mod blocked;
 mod chain;
@@ -62,6 +69,7 @@ use crate::graph::Graph;
 use crate::ids::{CommId, NameId, Rank, TemplateId};
 use crate::perturb::{NameMask, Perturbations, World};
 use crate::profile::Profile;
+use alike::{Alike, alike};
 use batch::Former;
 use gate::Gate;
 use live::LiveRank;
@@ -106,7 +114,8 @@ pub struct SimOptions {
     pub live: Vec<Rank>,
     /// Keep the span of every op (memory grows with every op).
     pub trace: bool,
-    /// Evaluate communicators that are alike together. Has no effect on results but for their speed.
+    /// Evaluate together communicators that are alike, and ranks whose programs differ in durations only. Has no effect on
+    /// results but for their speed.
     pub batches: bool,
     /// Evaluate ranks that have had the same times so far as one. Has no effect on times; without it, and beside live ranks,
     /// with a trace, or where hardly any ranks are alike, every rank is evaluated. Errors are not explained with it.
@@ -210,7 +219,8 @@ impl Simulation {
         }
         let names = Arc::new(self.name_masks(graph));
         let mut parties: Vec<(TemplateId, Vec<u32>)> = Vec::new();
-        for (template, ranks) in ranks_of.into_iter().enumerate() {
+        let stretch = self.slow.iter().copied().fold(1.0, f64::max);
+        for Alike { template, ranks } in alike(graph, ranks_of, stretch, !self.network.is_apart()) {
             // Ranks that die have a program and a role of their own.
             let (dying, others): (Vec<u32>, Vec<u32>) = ranks.into_iter().partition(|rank| self.is_mortal(*rank));
             let others = if others.is_empty() { Vec::new() } else { vec![others] };
@@ -220,7 +230,6 @@ impl Simulation {
                 if let Some(count) = self.perturber.rules().deaths(Rank(ranks[0])).1 {
                     program.die_after(count);
                 }
-                let template = TemplateId(template as u32);
                 self.gate.add_program(graph, template, self.programs.len(), &mut program)?;
                 self.programs.push(program);
                 parties.push((template, ranks));
@@ -237,8 +246,11 @@ impl Simulation {
         let mut former = Former::new(self.network.profile(), &self.places, self.network.is_apart());
         let positions = Positions::new(graph, |comm, rank, slot| former.visit(comm, rank, slot));
         let mut formed = former.finish();
+        let private = formed.private();
         for (role, (_, ranks)) in parties.iter_mut().enumerate() {
-            formed.order(graph, role as u32, &self.programs[role].slots_by_use(), ranks);
+            let slots = self.programs[role].slots_by_use();
+            let batches = slots.iter().filter_map(|slot| private.get(&(role as u32, *slot)).copied());
+            formed.order(graph, batches, ranks);
             self.note_places(role as u32, ranks);
         }
         formed.sort_columns(graph, &self.places);

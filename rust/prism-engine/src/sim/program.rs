@@ -23,7 +23,7 @@ pub(super) const QUESTION: u32 = u32::MAX;
 /// Streams a rank may have; a damaged record must not make us allocate without bound.
 const MAX_STREAMS: u32 = 1 << 16;
 /// Longest sum of gaps and durations of one program: a quarter of the range, so that waits on others still fit.
-const MAX_TOTAL: i64 = i64::MAX / 4;
+pub(super) const MAX_TOTAL: i64 = i64::MAX / 4;
 
 /// A queue whose elements keep their number when earlier ones are dropped.
 #[derive(Debug)]
