@@ -1,37 +1,112 @@
 //! Replay speed. Every case checks its result before it is timed; the mean CPU time of many runs counts, because the machine is
 //! shared.
 //!
-//! `cargo bench -p prism-engine --bench replay [-- SECTION]` with the sections `ddp`, `live`, `step`, `growth`.
+//! `cargo bench -p prism-engine --bench replay [-- SECTION]` with the sections `ddp`, `live`, `step`, `explicit`, `ring`,
+//! `growth`.
+//!
+//! *Instructions per op* come from `perf stat -e instructions:u` over this program itself, once with one replay and once with
+//! many; a machine without that counter shows `-`. *Passes* compare with the least a replay of different ranks could
+//! do: read one 8-byte time per op, at the read bandwidth of one core, measured by the same run.
 
 #![allow(clippy::print_stdout, reason = "the numbers are the output")]
 
+use prism_engine::collective::ring::{self, Phase, Ring, RingScratch};
+use prism_engine::collective::{self, CollectiveCall, CommShape, Scratch, choice, uniform_cost};
+use prism_engine::cost::comm::Link;
 use prism_engine::graph::op::{CollectiveKind, ComputeClass, DataType, Op, OpKind, Provenance, ReduceOp};
 use prism_engine::graph::{Graph, GraphBuilder};
-use prism_engine::ids::{EventId, Rank, SlotId, StreamId};
+use prism_engine::ids::{CommId, EventId, NameId, Rank, SlotId, StreamId};
 use prism_engine::profile::Profile;
 use prism_engine::replay::{ReplayOptions, ReplayResult, replay};
 use prism_engine::sim::{Peers, Question, SimOptions, Simulation};
 use prism_engine::synthetic::TransformerStep;
 use prism_engine::units::SimTime;
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
 use std::fs;
+use std::hint::black_box;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Asks this program for one size of the growth table.
 const SIZE: &str = "dp=";
+/// Asks it for a number of replays of a case, and nothing else.
+const COUNT: &str = "count=";
+
+/// Memory in use, and the most there was since the last [`Counting::reset`].
+struct Counting {
+    now: AtomicUsize,
+    most: AtomicUsize,
+}
+
+#[global_allocator]
+static MEMORY: Counting = Counting { now: AtomicUsize::new(0), most: AtomicUsize::new(0) };
+
+impl Counting {
+    fn add(&self, bytes: usize) {
+        let now = self.now.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.most.fetch_max(now, Ordering::Relaxed);
+    }
+
+    fn reset(&self) -> usize {
+        let now = self.now.load(Ordering::Relaxed);
+        self.most.store(now, Ordering::Relaxed);
+        now
+    }
+}
+
+// SAFETY: every call is passed on to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        self.add(layout.size());
+        // SAFETY: as for this function.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        self.add(layout.size());
+        // SAFETY: as for this function.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        self.now.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as for this function.
+        unsafe { System.dealloc(memory, layout) }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        self.add(size);
+        self.now.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as for this function.
+        unsafe { System.realloc(memory, layout, size) }
+    }
+}
+
+/// The most memory that something needed beyond what there was.
+fn memory_of<T>(f: impl FnOnce() -> T) -> (T, usize) {
+    let before = MEMORY.reset();
+    let result = f();
+    (result, MEMORY.most.load(Ordering::Relaxed) - before)
+}
 
 /// A part of the benchmark.
 type Section = fn(&Profile);
 
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
-    let sections: [(&str, Section); 4] = [("ddp", ddp), ("live", live), ("step", step), ("growth", growth)];
+    let sections: [(&str, Section); 6] =
+        [("ddp", ddp), ("live", live), ("step", step), ("explicit", explicit), ("ring", ring), ("growth", growth)];
     let profile = Profile::builtin("h100-sxm").expect("built in");
     if let Some(dp) = wanted.iter().find_map(|wanted| wanted.strip_prefix(SIZE)) {
         return one_size(&profile, dp.parse().expect("a number"));
     }
+    if let Some(runs) = wanted.iter().find_map(|wanted| wanted.strip_prefix(COUNT)) {
+        return count(&profile, &wanted, runs.parse().expect("a number"));
+    }
+    println!("one core reads {:.1} GB/s", read_bandwidth() / 1e9);
     for (name, section) in sections {
         if wanted.is_empty() || wanted.iter().any(|wanted| wanted == name) {
             section(&profile);
@@ -68,14 +143,173 @@ fn step(profile: &Profile) {
         time("the same, one straggler", &graph, profile, one_rank(ranks / 2 + 77), true);
         time("the same, every rank evaluated", &graph, profile, one_rank(ranks / 2 + 77), false);
         time("the same, every rank with its own speed", &graph, profile, every_rank(ranks), true);
+        tell_instructions(dp, graph.num_ops());
     }
+}
+
+/// A job of which every rank has a program of its own: durations differ, and where asked, what the ranks do as well (each
+/// records an event at a place of its own).
+fn every_program(dp: u32, is_other: bool) -> Arc<Graph> {
+    let like = transformer(dp);
+    let mut builder = GraphBuilder::new(like.world_size());
+    for name in 0..like.num_names() {
+        builder.intern_name(like.name(NameId(name as u32)));
+    }
+    for comm in 0..like.num_comms() {
+        builder.add_comm(like.comm_members(CommId(comm as u32)).iter().copied().map(Rank).collect());
+    }
+    for rank in (0..like.world_size()).map(Rank) {
+        let own = |mut op: Op| {
+            if let OpKind::Compute { duration, .. } = &mut op.kind {
+                *duration = duration.scaled(1.0 + f64::from(rank.0) * 1e-6);
+            }
+            op
+        };
+        let mut ops: Vec<Op> = like.template(like.rank_template(rank)).iter().map(own).collect();
+        if is_other {
+            let (kind, at) = (OpKind::EventRecord { event: EventId(9) }, rank.index() % ops.len());
+            ops.insert(at, Op { host_gap: SimTime::ZERO, stream: StreamId(0), kind });
+        }
+        let template = builder.add_template(&format!("rank {rank}"), &ops).expect("valid");
+        builder.set_rank(rank, template, like.rank_slots(rank).iter().copied().map(CommId).collect());
+    }
+    Arc::new(builder.finish().expect("valid"))
+}
+
+fn explicit(profile: &Profile) {
+    every_rank_its_own(profile, 128, false);
+    every_rank_its_own(profile, 16, true);
+}
+
+fn every_rank_its_own(profile: &Profile, dp: u32, is_other: bool) {
+    let graph = every_program(dp, is_other);
+    let own: BTreeMap<Rank, f64> = (0..graph.world_size()).map(|r| (Rank(r), 1.0 + f64::from(r) * 1e-6)).collect();
+    let options = ReplayOptions::new(profile.clone());
+    let (result, memory) = memory_of(|| replay(&graph, &options).expect("no deadlock"));
+    let shared = replay(&transformer(dp), &ReplayOptions { slow: own, ..options.clone() }).expect("no deadlock");
+    assert_eq!(result.iteration_time_ns, shared.iteration_time_ns, "the same as with slow-downs");
+    let taken = cpu(|| assert_eq!(replay(&graph, &options).as_ref(), Ok(&result), "the same result every time"));
+    println!(
+        "{} programs that differ {}: {} ops, {:.1} ms, {:.1} M ops/s, graph {:.1} bytes/op, replay {:.1} bytes/op",
+        graph.num_templates(),
+        if is_other { "in what they do" } else { "in durations" },
+        result.ops,
+        taken.as_secs_f64() * 1e3,
+        result.ops as f64 / taken.as_secs_f64() / 1e6,
+        graph.graph_bytes() as f64 / result.ops as f64,
+        memory as f64 / result.ops as f64,
+    );
+}
+
+/// A gibibyte gathered over 4,096 ranks, eight to a node: a ring of two kinds of links, every rank at its own time.
+fn ring(profile: &Profile) {
+    let members: Vec<u32> = (0..4096).collect();
+    let shape = CommShape::new(&members, profile);
+    let call = CollectiveCall { kind: CollectiveKind::AllGather, bytes: 1 << 30, root: 0, ops: 1 };
+    let arrivals: Vec<SimTime> =
+        (0..4096u32).map(|rank| SimTime::from_ns(i64::from(rank * 7919 % 4096) * 100)).collect();
+    let (mut ends, mut scratch) = (vec![SimTime::ZERO; 4096], Scratch::default());
+    collective::completion(&shape, &call, &arrivals, &mut ends, &mut scratch);
+    let later: Vec<SimTime> = arrivals.iter().map(|arrival| *arrival + SimTime::from_ns(1)).collect();
+    let mut later_ends = ends.clone();
+    collective::completion(&shape, &call, &later, &mut later_ends, &mut scratch);
+    assert!(
+        ends.iter().zip(&later_ends).all(|(end, later)| *end + SimTime::from_ns(1) == *later),
+        "F(a + c) = F(a) + c"
+    );
+    let latest = ends.iter().copied().max().expect("4,096 ranks");
+    assert!(latest >= uniform_cost(&shape, &call), "nobody is later than with everybody there at once");
+    let taken = cpu(|| collective::completion(&shape, &call, &arrivals, &mut ends, &mut scratch));
+    println!(
+        "1 GiB gathered by 4,096 ranks, {:?} of two links: {:.2} ms, last end {:.3} ms",
+        choice(&shape, &call).algorithm,
+        taken.as_secs_f64() * 1e3,
+        latest.as_ps() as f64 / 1e9
+    );
+    // The same ring by itself, against every message of every rank.
+    for (n, bytes) in [(64, 16 << 20), (4096, 1 << 30)] {
+        let slice = bytes / n as u64 / 2;
+        let links = [Link::nvlink(profile), Link::network(profile, 8)];
+        let kind = |from: usize| usize::from(from % 8 == 7);
+        let occupancy: Vec<i64> = (0..n).map(|p| links[kind(p)].occupancy(slice).as_ps()).collect();
+        let latency: Vec<i64> = (0..n).map(|p| links[kind((p + n - 1) % n)].latency.as_ps()).collect();
+        let arrivals: Vec<i64> = arrivals[..n].iter().map(|arrival| arrival.as_ps()).collect();
+        let messages = 2 * (n as i64 - 1);
+        let phase = Phase { messages, occupancy: &occupancy };
+        let ring = Ring { phases: &[phase], latency: &latency, slices: 2 };
+        let (mut ends, mut scratch) = (vec![0; n], RingScratch::default());
+        ring::completion(&ring, &arrivals, &mut ends, &mut scratch);
+        let start = cpu_time();
+        let expected = every_message(messages, &occupancy, &latency, &arrivals);
+        let slow = cpu_time().saturating_sub(start);
+        assert_eq!(ends, expected, "as message by message");
+        let taken = cpu(|| ring::completion(&ring, &arrivals, &mut ends, &mut scratch));
+        println!(
+            "ring of {n}: {:.3} ms; every message by itself {:.1} ms, the same ends",
+            taken.as_secs_f64() * 1e3,
+            slow.as_secs_f64() * 1e3
+        );
+    }
+}
+
+/// The definition of a ring of two slices per step (see `collective::ring`), one message after the other.
+fn every_message(messages: i64, occupancy: &[i64], latency: &[i64], arrivals: &[i64]) -> Vec<i64> {
+    let n = arrivals.len();
+    let before = |p: usize| (p + n - 1) % n;
+    let never = vec![i64::MIN / 2; n];
+    // When each rank sent its last messages: of the step before in turn.
+    let mut sent = [never.clone(), never];
+    let mut free = arrivals.to_vec();
+    for message in 0..messages as usize {
+        let step = &sent[message % 2];
+        let row: Vec<i64> = (0..n).map(|p| free[p].max(step[before(p)] + latency[p]) + occupancy[p]).collect();
+        free.copy_from_slice(&row);
+        sent[message % 2] = row;
+    }
+    let last = &sent[(messages as usize - 1) % 2];
+    (0..n).map(|p| last[p].max(last[before(p)] + latency[p])).collect()
+}
+
+/// So many replays of a case whose every rank differs.
+fn count(profile: &Profile, wanted: &[String], runs: u32) {
+    let dp = wanted.iter().find_map(|wanted| wanted.strip_prefix("of=")).expect("a size").parse().expect("a number");
+    let graph = transformer(dp);
+    let options = ReplayOptions { slow: every_rank(graph.world_size()), ..ReplayOptions::new(profile.clone()) };
+    (0..runs).for_each(|_| drop(replay(&graph, &options).expect("no deadlock")));
+}
+
+fn tell_instructions(dp: u32, ops: u64) {
+    match instructions(dp) {
+        Some(count) => println!("  {:.2} instructions per op", count / ops as f64),
+        None => println!("  instructions per op: - (perf counts none on this machine)"),
+    }
+}
+
+/// Instructions of one replay, as `perf` counts them.
+fn instructions(dp: u32) -> Option<f64> {
+    let counted = |runs: u32| -> Option<f64> {
+        let this = std::env::current_exe().ok()?;
+        let mut perf = Command::new("perf");
+        perf.args(["stat", "-x,", "-e", "instructions:u"]).arg(this);
+        perf.args([format!("of={dp}"), format!("{COUNT}{runs}")]);
+        let told = String::from_utf8(perf.output().ok()?.stderr).ok()?;
+        told.lines().find(|line| line.contains("instructions"))?.split(',').next()?.parse().ok()
+    };
+    Some((counted(21)? - counted(1)?) / 20.0)
+}
+
+/// Bytes a second that one core reads from memory.
+fn read_bandwidth() -> f64 {
+    let words = vec![1u64; 1 << 25];
+    let taken = cpu(|| assert_eq!(black_box(&words).iter().sum::<u64>(), 1 << 25));
+    (words.len() * 8) as f64 / taken.as_secs_f64()
 }
 
 /// The step at growing size, every rank with its own speed; each size in a process of its own, for its memory.
 fn growth(_: &Profile) {
     println!(
-        "{:>6} {:>9} {:>9} {:>10} {:>9} {:>10} {:>9}",
-        "ranks", "ops", "build ms", "replay ms", "M ops/s", "bytes/op", "RSS MB"
+        "{:>6} {:>9} {:>9} {:>10} {:>9} {:>10} {:>9} {:>7}",
+        "ranks", "ops", "build ms", "replay ms", "M ops/s", "bytes/op", "RSS MB", "passes"
     );
     let this = std::env::current_exe().expect("running");
     for dp in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024] {
@@ -88,20 +322,19 @@ fn one_size(profile: &Profile, dp: u32) {
     let graph = transformer(dp);
     let slow = every_rank(graph.world_size());
     let options = ReplayOptions { slow, ..ReplayOptions::new(profile.clone()) };
-    let before = peak_rss();
-    let first = replay(&graph, &options).expect("no deadlock");
-    let peak = peak_rss();
+    let (first, memory) = memory_of(|| replay(&graph, &options).expect("no deadlock"));
     assert_eq!(first.ops_evaluated, graph.num_ops(), "every op is evaluated");
     let taken = cpu(|| assert_eq!(replay(&graph, &options).as_ref(), Ok(&first), "the same result every time"));
     println!(
-        "{:>6} {:>9} {:>9.1} {:>10.1} {:>9.1} {:>10.2} {:>9.0}",
+        "{:>6} {:>9} {:>9.1} {:>10.2} {:>9.1} {:>10.2} {:>9.0} {:>7.2}",
         graph.world_size(),
         first.ops,
         cpu(|| transformer(dp)).as_secs_f64() * 1e3,
         taken.as_secs_f64() * 1e3,
         first.ops as f64 / taken.as_secs_f64() / 1e6,
-        (peak - before) as f64 / first.ops as f64,
-        peak as f64 / 1e6,
+        memory as f64 / first.ops as f64,
+        peak_rss() as f64 / 1e6,
+        taken.as_secs_f64() / (first.ops as f64 * 8.0 / read_bandwidth()),
     );
 }
 
@@ -141,7 +374,7 @@ fn time(what: &str, graph: &Arc<Graph>, profile: &Profile, slow: BTreeMap<Rank, 
     let taken = cpu(|| assert_eq!(replay(graph, &options).as_ref(), Ok(&first), "the same result every time"));
     let rate = first.ops as f64 / taken.as_secs_f64() / 1e6;
     println!(
-        "{what}: {} ops, {} evaluated, {} classes, {:.1} ms, {rate:.0} M ops/s",
+        "{what}: {} ops, {} evaluated, {} classes, {:.2} ms, {rate:.0} M ops/s",
         first.ops,
         first.ops_evaluated,
         first.rank_classes,

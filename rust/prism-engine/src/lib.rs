@@ -69,3 +69,5 @@ pub mod slice;
 pub mod spare;
 pub mod synthetic;
 pub mod units;
+
+mod wide;

@@ -79,21 +79,20 @@ pub struct ReplayResult {
 
 /// Replays the job. Deterministic: depends on nothing but the arguments.
 pub fn replay(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<ReplayResult, SimError> {
-    let report = replay_ranks(graph, options)?;
-    let total = report.ranks.iter().map(|rank| rank.final_time).max().unwrap_or_default();
+    let summary = run(graph, options)?.summary();
     Ok(ReplayResult {
         world_size: graph.world_size(),
-        iteration_time_ns: report.iteration_times().into_iter().map(SimTime::as_ns).collect(),
-        total_time_ns: total.as_ns(),
+        iteration_time_ns: summary.iteration_times.into_iter().map(SimTime::as_ns).collect(),
+        total_time_ns: summary.final_time.as_ns(),
         ops: graph.num_ops(),
-        ops_evaluated: report.ops_evaluated,
-        rank_classes: report.classes as u64,
+        ops_evaluated: summary.ops_evaluated,
+        rank_classes: summary.classes as u64,
         graph_bytes: graph.graph_bytes(),
         wall_ns: 0,
         peak_rss_bytes: 0,
-        device_time_by_provenance: report.device_time.by_provenance.clone(),
-        critical_rank: report.critical_rank(),
-        device_time: report.device_time,
+        device_time_by_provenance: summary.device_time.by_provenance.clone(),
+        critical_rank: summary.critical_rank,
+        device_time: summary.device_time,
     })
 }
 
@@ -102,20 +101,26 @@ pub fn replay(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<ReplayResul
 /// # Errors
 /// What the simulation refuses; waits for events that were not recorded before; times that do not fit.
 pub fn replay_ranks(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<SimReport, SimError> {
+    run(graph, options).map(|simulation| simulation.report())
+}
+
+fn run(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<Simulation, SimError> {
     if options.contention == Contention::FairShare {
         return Err(SimError::Unavailable { what: "contention \"fair-share\"".to_owned() });
     }
     check_events(graph)?;
     if options.symmetry {
         let mut simulation = simulation(graph, options, true)?;
-        if simulation.run().is_ok() {
-            return Ok(simulation.report());
+        match simulation.run() {
+            Ok(()) => return Ok(simulation),
+            Err(error @ SimError::Invariant { .. }) => return Err(error),
+            // What went wrong is told of ranks.
+            Err(_) => {}
         }
-        // What went wrong is told of ranks.
     }
     let mut simulation = simulation(graph, options, false)?;
     simulation.run().map_err(|error| placed(error, graph, options, Some(&simulation)))?;
-    Ok(simulation.report())
+    Ok(simulation)
 }
 
 fn simulation(graph: &Arc<Graph>, options: &ReplayOptions, symmetry: bool) -> Result<Simulation, SimError> {

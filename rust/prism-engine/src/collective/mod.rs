@@ -35,12 +35,14 @@ pub mod tree;
 pub mod tuning;
 pub mod vectors;
 
+mod batch;
 mod changes;
 mod channels;
 mod plan;
 mod protocol;
 mod window;
 
+pub(crate) use batch::{RingWalk, batch_completion, least_time};
 pub use p2p::{message, message_over};
 pub(crate) use plan::quick_completion;
 pub use plan::{Algorithm, Choice, CollectiveCall, Scratch, choice, completion, uniform_cost};

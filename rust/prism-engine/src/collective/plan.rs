@@ -187,6 +187,35 @@ pub(crate) fn quick_completion(
     Some(latest)
 }
 
+/// A call whose ends follow from the arrivals of a whole batch of communicators by a few loops.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum BatchForm {
+    /// A ring of equal links, and the time before it starts.
+    Ring(ring::Uniform, SimTime),
+    /// Everybody ends so long after the last one has come.
+    Together(SimTime),
+}
+
+/// The form of a call, if it has one and moves bytes.
+pub(super) fn batch_form(shape: &CommShape, call: &CollectiveCall, scratch: &mut Scratch) -> Option<BatchForm> {
+    if call.bytes == 0 || shape.len() < 2 {
+        return None;
+    }
+    let outcome = scratch.outcome(shape, call);
+    if outcome.last > SimTime::from_ps(LIMIT) {
+        return None;
+    }
+    if call.kind == CollectiveKind::AllToAll {
+        return Some(BatchForm::Together(outcome.last));
+    }
+    Some(BatchForm::Ring(outcome.uniform?, shape.protocols[outcome.way.protocol].launch))
+}
+
+/// How a call that moves bytes between members is carried out.
+pub(super) fn algorithm(shape: &CommShape, call: &CollectiveCall, scratch: &mut Scratch) -> Option<Algorithm> {
+    (call.bytes > 0 && shape.len() > 1).then(|| scratch.outcome(shape, call).way.algorithm)
+}
+
 /// Time from the common arrival of all members to the end of the last one.
 #[must_use]
 pub fn uniform_cost(shape: &CommShape, call: &CollectiveCall) -> SimTime {

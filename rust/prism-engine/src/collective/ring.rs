@@ -111,11 +111,11 @@ fn uniform_duration(ring: &Ring<'_>) -> Option<i64> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Uniform {
     /// Picoseconds that all messages of a rank occupy its link.
-    all: i64,
-    latency: i64,
-    gain: i64,
+    pub(super) all: i64,
+    pub(super) latency: i64,
+    pub(super) gain: i64,
     /// Most moves of a path.
-    moves: i64,
+    pub(super) moves: i64,
 }
 
 impl Uniform {

@@ -70,14 +70,7 @@ impl State {
         let members = self.members(rank, comm_id)?;
         let kind = CollectiveKind::from_u8(f as u8).ok_or("an estimate of an unknown collective")?;
         let dtype = DataType::from_u8((f >> 8) as u8).ok_or("an estimate of an unknown data type")?;
-        let options = SimOptions {
-            profile: self.profile.clone(),
-            slow: std::collections::BTreeMap::new(),
-            perturb: crate::perturb::Perturbations::default(),
-            live: vec![Rank(rank)],
-            trace: false,
-            symmetry: false,
-        };
+        let options = SimOptions { live: vec![Rank(rank)], ..SimOptions::new(self.profile.clone()) };
         let estimate = || {
             let mut sim = Simulation::new(Peers::Absent, self.world_size, options)?;
             let slot = sim.live_comm(Rank(rank), members)?;

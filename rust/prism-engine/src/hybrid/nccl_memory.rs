@@ -105,7 +105,8 @@ fn collective_connections(members: &[u32], group_rank: u32, uses: &Uses, profile
         } else {
             1
         };
-        collective::choice(&shape, &CollectiveCall { kind, bytes: bytes.saturating_mul(parts), root: 0, ops: 1 }).algorithm
+        collective::choice(&shape, &CollectiveCall { kind, bytes: bytes.saturating_mul(parts), root: 0, ops: 1 })
+            .algorithm
     };
     let chosen: Vec<Algorithm> = uses.collectives.iter().map(algorithm).collect();
     let ring = chosen.iter().any(|algorithm| matches!(algorithm, Algorithm::Ring | Algorithm::Chain));

@@ -146,6 +146,7 @@ fn simulations(options: &SessionOptions, graph: Option<&Arc<Graph>>) -> Result<V
         perturb: options.perturb.clone(),
         live: live.iter().copied().map(Rank).collect(),
         trace: false,
+        batches: true,
         symmetry: false,
     };
     match (options.mode, graph) {

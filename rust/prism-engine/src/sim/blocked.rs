@@ -118,7 +118,7 @@ impl Simulation {
         let program = &self.programs[role.program];
         let state = &role.groups[&group].launches[launch as usize];
         if state.calls_pending > 0 {
-            self.blocked_calls(role, slot, program, (group, launch), state, found);
+            self.blocked_calls(role, at, program, (group, launch), state, found);
         }
         if state.messages_pending > 0 {
             self.blocked_messages(role, at, program, (group, launch), state, found);
@@ -128,7 +128,7 @@ impl Simulation {
     fn blocked_calls(
         &self,
         role: &Role,
-        slot: &Slot,
+        at: usize,
         program: &Program,
         (group, launch): (u32, u32),
         state: &LaunchState,
@@ -136,21 +136,21 @@ impl Simulation {
     ) {
         let definition = &program.group(group).launches[launch as usize];
         let call = &definition.calls[state.num_posted - 1];
-        for (rank, comm) in role.ranks.iter().zip(&slot.comms) {
-            let network = &self.network.comms[*comm as usize];
+        for (rank, comm) in role.ranks.iter().zip(role.comms(at, &self.network)) {
+            let completed = self.network.completed(comm);
             // A dead rank may have come to a call that never ends because of it.
-            if network.completed >= slot.calls || self.is_dead(Rank(*rank)) {
+            if completed >= role.slots[at].calls || self.is_dead(Rank(*rank)) {
                 continue;
             }
-            let blocked = found.entry((*comm, None)).or_insert_with(|| Blocked {
+            let blocked = found.entry((comm, None)).or_insert_with(|| Blocked {
                 rank: Rank(*rank),
                 waiting: Vec::new(),
                 op: call.op,
                 stream: definition.streams[0],
-                communicator: *comm,
-                members: network.members.to_vec(),
+                communicator: comm,
+                members: self.network.members(comm).to_vec(),
                 call: format!("{:?}", call.kind),
-                sequence: network.ops,
+                sequence: self.network.ops(comm),
                 bytes: call.bytes(),
                 dtype: format!("{:?}", call.dtype),
                 missing: Vec::new(),
@@ -172,17 +172,18 @@ impl Simulation {
         found: &mut BTreeMap<Key, Blocked>,
     ) {
         let definition = &program.group(group).launches[launch as usize];
-        for (index, rank) in role.ranks.iter().enumerate().filter(|(index, _)| state.messages_by_port[*index] > 0) {
+        let pending = role.slots[at].wiring.spread(&state.messages);
+        let waiting = role.ranks.iter().zip(role.comms(at, &self.network)).zip(pending).filter(|(_, left)| *left > 0);
+        for ((rank, comm), _) in waiting {
             if self.is_dead(Rank(*rank)) {
                 continue;
             }
-            let comm = role.slots[at].comms[index];
             let me = self.network.group_rank(comm, *rank);
             for half in &definition.halves {
                 let (source, destination) = if half.is_send { (me, half.peer) } else { (half.peer, me) };
                 let waiting = self.network.waiting_half(comm, source, destination);
                 let Some((_, sequence)) = waiting.filter(|(is_send, _)| *is_send == half.is_send) else { continue };
-                let members = &self.network.comms[comm as usize].members;
+                let members = self.network.members(comm);
                 found.entry((comm, Some((source, destination)))).or_insert_with(|| Blocked {
                     rank: Rank(*rank),
                     waiting: vec![Rank(*rank)],
@@ -206,9 +207,10 @@ impl Simulation {
     /// Sorts the ranks that wait and fills in those that do not.
     fn complete(&self, blocked: &mut Blocked) {
         blocked.waiting.sort_unstable();
-        let comm = &self.network.comms[blocked.communicator as usize];
+        let comm = blocked.communicator;
         if blocked.missing.is_empty() {
-            let members = comm.members.iter().enumerate().filter(|(at, _)| comm.is_present(*at as u32));
+            let members = self.network.members(comm).iter().enumerate();
+            let members = members.filter(|(at, _)| self.network.is_present(comm, *at as u32));
             let members = members.map(|(_, rank)| Rank(*rank));
             blocked.missing = members.filter(|rank| blocked.waiting.binary_search(rank).is_err()).collect();
             blocked.missing.sort_unstable();
@@ -251,10 +253,10 @@ impl Simulation {
     }
 
     fn mismatch(&self, comm: u32) -> SimError {
-        let network = &self.network.comms[comm as usize];
+        let members = self.network.members(comm);
         // Variants in order of their lowest group rank.
         let mut variants: Vec<(Call, Vec<Rank>)> = Vec::new();
-        for rank in network.members.iter() {
+        for rank in members {
             let Some(call) = self.posted_call(comm, *rank) else { continue };
             match variants.iter_mut().find(|(other, _)| other.matches(&call)) {
                 Some((_, ranks)) => ranks.push(Rank(*rank)),
@@ -268,8 +270,8 @@ impl Simulation {
         let (minority, minority_ranks) = variants.next_back().expect("a mismatch has two variants");
         SimError::Mismatch(Box::new(Mismatch {
             communicator: comm,
-            members: network.members.to_vec(),
-            sequence: network.ops,
+            members: members.to_vec(),
+            sequence: self.network.ops(comm),
             majority_op: majority.op,
             majority: majority.signature(),
             majority_ranks,
@@ -283,7 +285,8 @@ impl Simulation {
     fn posted_call(&self, comm: u32, rank: u32) -> Option<Call> {
         let place = self.places[rank as usize];
         let role = self.roles.get(place.role as usize)?;
-        let slot = role.slots.iter().find(|slot| slot.comms[place.at as usize] == comm)?;
+        let has_comm = |slot: &usize| role.comms(*slot, &self.network)[place.at as usize] == comm;
+        let slot = &role.slots[(0..role.slots.len()).find(has_comm)?];
         let (group, launch) = slot.active?;
         let state = &role.groups[&group].launches[launch as usize];
         let has_posted = state.calls_pending > 0 && slot.calls > self.network.completed(comm);

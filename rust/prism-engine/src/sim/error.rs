@@ -76,6 +76,16 @@ pub enum SimError {
         /// What grows too long.
         what: String,
     },
+    /// A result contradicts itself: a bug of the engine.
+    #[error("bug of the engine, please report it: rank {rank}{}: {what}", of_communicator(*communicator))]
+    Invariant {
+        /// What is not as it must be.
+        what: String,
+        /// The rank concerned, or the first of its role.
+        rank: Rank,
+        /// The communicator concerned, if one is.
+        communicator: Option<u32>,
+    },
     /// An option that does not exist yet.
     #[error("{what} is not available")]
     Unavailable {
@@ -128,6 +138,10 @@ fn place(rank: Option<Rank>, op: Option<u32>) -> String {
         (Some(rank), None) => format!("rank {rank}: "),
         _ => String::new(),
     }
+}
+
+fn of_communicator(communicator: Option<u32>) -> String {
+    communicator.map_or_else(String::new, |communicator| format!(", communicator {communicator}"))
 }
 
 fn lines(waiting: &[Blocked]) -> String {

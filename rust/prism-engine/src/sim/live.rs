@@ -3,16 +3,15 @@
 use super::Simulation;
 use super::error::SimError;
 use super::gate::FirstCall;
-use super::network::Part;
-use super::ports::Lanes;
+use super::ports::{Lanes, Ports};
 use super::program::Program;
 use super::role::Role;
 use super::speeds::Speeds;
+use super::wiring::Address;
 use crate::graph::op::{Op, OpKind};
 use crate::ids::{EventId, NameId, Rank, SlotId, StreamId};
 use crate::units::SimTime;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// Items a live rank's program may hold before what is done is dropped.
 const HELD_ITEMS: usize = 1024;
@@ -108,7 +107,7 @@ impl Simulation {
             program.die_after(count);
         }
         self.programs.push(program);
-        let speeds = Speeds::alone(self.slow.get(&rank).copied());
+        let speeds = Speeds::alone(self.factor(rank.0));
         let role = self.insert_role(Role::new(self.programs.len() - 1, vec![rank.0], Lanes::default(), speeds));
         self.live.insert(rank, LiveRank { role, ..LiveRank::default() });
     }
@@ -129,22 +128,22 @@ impl Simulation {
         self.live_mut(rank)?.instances.insert(members.to_vec(), instance + 1);
         let state = &mut self.roles[role as usize];
         let slot = state.slots.len() as u32;
-        state.add_slot(vec![comm], &self.network);
-        let parts = &mut self.network.comms[comm as usize].parts;
-        let at = parts.partition_point(|part| part.key() < (role, slot));
-        parts.insert(at, Part { role, slot, count: 1 });
+        let (batch, column) = self.network.batch_of(comm);
+        let position = self.network.group_rank(comm, rank.0);
+        let context = (&self.programs[state.program], &mut self.network);
+        state.add_slot(&[Address { batch, position, column }], Ports::default(), context);
         Ok(SlotId(slot))
     }
 
     fn find_comm(&mut self, rank: Rank, members: &[u32], instance: usize) -> Result<u32, SimError> {
         if let Some(graph) = &self.graph {
-            let is_same = |comm: &&u32| *self.network.comms[**comm as usize].members == *members;
+            let is_same = |comm: &&u32| self.network.members(**comm) == members;
             let unknown = || SimError::UnknownCommunicator { rank, members: members.to_vec(), instance };
             return graph.rank_slots(rank).iter().filter(is_same).nth(instance).copied().ok_or_else(unknown);
         }
-        let mut same = self.network.comms.iter().enumerate().filter(|(_, comm)| *comm.members == *members);
-        if let Some((comm, _)) = same.nth(instance) {
-            return Ok(comm as u32);
+        let mut same = (0..self.network.num_comms() as u32).filter(|comm| self.network.members(*comm) == members);
+        if let Some(comm) = same.nth(instance) {
+            return Ok(comm);
         }
         let is_live = |member: &u32| self.live.contains_key(&Rank(*member));
         let present = (0..members.len() as u32).filter(|at| is_live(&members[*at as usize])).collect();
@@ -194,21 +193,23 @@ impl Simulation {
             }
             _ => return Ok(()),
         };
-        let Some(comm) = self.roles[role as usize].slots.get(slot.index()).map(|slot| slot.comms[0]) else {
+        let Some(strip) = self.roles[role as usize].slots.get(slot.index()).map(|slot| slot.wiring.strips[0]) else {
             return Err(SimError::invalid(format!("rank {rank} has no communicator slot {slot}")));
         };
-        let members = Arc::clone(&self.network.comms[comm as usize].members);
+        // A running rank's communicators are alone in their batches.
+        let comm = self.network.batches[strip.batch as usize].comms[0];
+        let members = self.network.members(comm);
         if peer as usize >= members.len() {
             let size = members.len();
             return Err(SimError::invalid(format!(
                 "rank {rank} names group rank {peer} of communicator {comm}, which has {size}"
             )));
         }
-        let live = self.live_mut(rank)?;
+        let live = self.live.get_mut(&rank).expect("was just pushed to");
         let (calls, sum) = live.uses.entry(comm).or_default();
         (*calls, *sum) = (*calls + 1, sum.saturating_add(bytes));
         if let Some(first @ None) = live.markers.last_mut() {
-            *first = FirstCall::of(kind, |_| members);
+            *first = FirstCall::of(kind, |_| members.into());
         }
         Ok(())
     }

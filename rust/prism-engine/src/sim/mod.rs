@@ -20,15 +20,25 @@
 //! *Symmetry.* Ranks of a role whose times have been equal so far may be evaluated as one ([`SimOptions::symmetry`],
 //! `symmetry.rs`).
 //!
+//! *Together.* Communicators that are alike are evaluated side by side (`batch.rs`, `wiring.rs`), runs of ops that concern one role
+//! alone tile by tile (`chain.rs`), and programs that differ in durations only as one (`alike.rs`). The operations on each time are
+//! the same; [`SimOptions::batches`] turns all of it off.
+//!
+//! *Checks.* A complete result that contradicts itself is an error (`invariants.rs`).
+//!
 //! *Iterations of virtual ranks.* Beside live ranks, a virtual rank enters iteration `k` only when the lowest live rank has
 //! passed marker `k` (`gate.rs`), and repeats its last recorded iteration for as long as the live ranks iterate.
 //!
 //! Cost: O(ops x roles) steps over vectors, O(ranks x (streams + events in flight + communicators)) memory.
 
+mod alike;
+mod batch;
 mod blocked;
+mod chain;
 mod channel;
 mod error;
 mod gate;
+mod invariants;
 mod live;
 mod members;
 mod memo;
@@ -44,6 +54,7 @@ mod step;
 mod symmetry;
 mod trace;
 mod vector;
+mod wiring;
 
 pub use blocked::Blocked;
 pub(crate) use blocked::{list, shortest_cycle};
@@ -55,13 +66,15 @@ pub(crate) use signature::{Call, Half, fuse};
 pub use trace::{LaunchSpan, Span};
 
 use crate::graph::Graph;
-use crate::ids::{NameId, Rank, TemplateId};
+use crate::ids::{CommId, NameId, Rank, TemplateId};
 use crate::perturb::{NameMask, Perturbations, World};
 use crate::profile::Profile;
+use alike::{Alike, alike};
+use batch::Former;
 use gate::Gate;
 use live::LiveRank;
 use members::Positions;
-use network::{Network, Part};
+use network::Network;
 pub(crate) use perturbed::NetworkRules;
 use perturbed::Perturber;
 use ports::{Lanes, Ports};
@@ -103,6 +116,9 @@ pub struct SimOptions {
     pub live: Vec<Rank>,
     /// Keep the span of every op (memory grows with every op).
     pub trace: bool,
+    /// Evaluate together communicators that are alike, and ranks whose programs differ in durations only. Has no effect on
+    /// results but for their speed.
+    pub batches: bool,
     /// Evaluate ranks that have had the same times so far as one. Has no effect on times; without it, and beside live ranks,
     /// with a trace, or where hardly any ranks are alike, every rank is evaluated. Errors are not explained with it.
     pub symmetry: bool,
@@ -113,7 +129,7 @@ impl SimOptions {
     #[must_use]
     pub fn new(profile: Profile) -> Self {
         let (slow, perturb) = (BTreeMap::new(), Perturbations::default());
-        Self { profile, slow, perturb, live: Vec::new(), trace: false, symmetry: false }
+        Self { profile, slow, perturb, live: Vec::new(), trace: false, batches: true, symmetry: false }
     }
 }
 
@@ -136,7 +152,8 @@ pub struct Simulation {
     is_queued: Vec<bool>,
     live: BTreeMap<Rank, LiveRank>,
     gate: Gate,
-    slow: BTreeMap<Rank, f64>,
+    /// Slow-downs by rank; 1 beyond the end.
+    slow: Vec<f64>,
     perturber: Perturber,
     tracer: Tracer,
     answers: Vec<(Rank, u64, Answer)>,
@@ -157,6 +174,11 @@ impl Simulation {
         let mut options = options;
         add_constant_factors(world_size, &mut options);
         check_options(graph.as_deref(), world_size, &options)?;
+        let mut slow = Vec::new();
+        if let Some((last, _)) = options.slow.last_key_value() {
+            slow.resize(last.index() + 1, 1.0);
+            options.slow.iter().for_each(|(rank, factor)| slow[rank.index()] = *factor);
+        }
         let rules = Arc::new(options.perturb);
         let keeps_symmetry = rules.keeps_symmetry();
         let network_rules = NetworkRules::new(&rules, World::new(world_size, &options.profile));
@@ -165,12 +187,12 @@ impl Simulation {
             programs: Vec::new(),
             roles: Vec::new(),
             places: vec![Place { role: NOWHERE, at: 0 }; world_size as usize],
-            network: Network::new(options.profile, network_rules),
+            network: Network::new(options.profile, network_rules, options.batches),
             queue: VecDeque::new(),
             is_queued: Vec::new(),
             live: BTreeMap::new(),
             gate: Gate::default(),
-            slow: options.slow,
+            slow,
             perturber: Perturber::new(rules),
             tracer: Tracer::new(options.trace),
             answers: Vec::new(),
@@ -192,18 +214,15 @@ impl Simulation {
         Ok(simulation)
     }
 
-    fn add_virtual_ranks(&mut self, graph: &Graph, live: &[Rank]) -> Result<(), SimError> {
-        let positions = Positions::new(graph, |_, _, _| ());
-        for comm in 0..graph.num_comms() {
-            self.network.add_comm(graph.comm_members(crate::ids::CommId(comm as u32)).into(), None);
-        }
+    fn add_virtual_ranks(&mut self, graph: &Arc<Graph>, live: &[Rank]) -> Result<(), SimError> {
         let mut ranks_of: Vec<Vec<u32>> = vec![Vec::new(); graph.num_templates()];
         for rank in (0..self.world_size).filter(|rank| !live.contains(&Rank(*rank))) {
             ranks_of[graph.rank_template(Rank(rank)).index()].push(rank);
         }
         let names = Arc::new(self.name_masks(graph));
-        for (template, ranks) in ranks_of.into_iter().enumerate() {
-            let template = TemplateId(template as u32);
+        let mut parties: Vec<(TemplateId, Vec<u32>)> = Vec::new();
+        let stretch = self.slow.iter().copied().fold(1.0, f64::max);
+        for Alike { template, ranks } in alike(graph, ranks_of, stretch, !self.network.is_apart()) {
             // Ranks that die have a program and a role of their own.
             let (dying, others): (Vec<u32>, Vec<u32>) = ranks.into_iter().partition(|rank| self.is_mortal(*rank));
             let others = if others.is_empty() { Vec::new() } else { vec![others] };
@@ -215,10 +234,50 @@ impl Simulation {
                 }
                 self.gate.add_program(graph, template, self.programs.len(), &mut program)?;
                 self.programs.push(program);
-                self.add_role(graph, template, ranks, &positions)?;
+                parties.push((template, ranks));
+            }
+        }
+        self.add_parties(graph, parties)
+    }
+
+    /// Adds the communicators, and a role for each set of ranks, which have the programs in order.
+    fn add_parties(&mut self, graph: &Arc<Graph>, mut parties: Vec<(TemplateId, Vec<u32>)>) -> Result<(), SimError> {
+        for (role, (_, ranks)) in parties.iter().enumerate() {
+            self.note_places(role as u32, ranks);
+        }
+        let mut former = Former::new(self.network.profile(), &self.places, self.network.is_apart());
+        let positions = Positions::new(graph, |comm, rank, slot| former.visit(comm, rank, slot));
+        let mut formed = former.finish();
+        let private = formed.private();
+        for (role, (_, ranks)) in parties.iter_mut().enumerate() {
+            let slots = self.programs[role].slots_by_use();
+            let batches = slots.iter().filter_map(|slot| private.get(&(role as u32, *slot)).copied());
+            formed.order(graph, batches, ranks);
+            self.note_places(role as u32, ranks);
+        }
+        formed.sort_columns(graph, &self.places);
+        self.network.use_graph(graph);
+        for comms in formed.batches {
+            let size = graph.comm_members(CommId(comms[0])).len();
+            self.network.add_batch(comms, size);
+        }
+        for (program, (template, ranks)) in parties.into_iter().enumerate() {
+            let speeds = Speeds::of(graph, &ranks, |rank| self.factor(rank))?;
+            let id = self.insert_role(Role::new(program, ranks, Lanes::default(), speeds));
+            for slot in 0..graph.template(template).num_slots() as usize {
+                let ranks = &self.roles[id as usize].ranks;
+                let addresses = self.addresses(graph, ranks, slot, &positions);
+                let context = (&self.programs[program], &mut self.network);
+                self.roles[id as usize].add_slot(&addresses, Ports::default(), context);
             }
         }
         Ok(())
+    }
+
+    fn note_places(&mut self, role: u32, ranks: &[u32]) {
+        for (at, rank) in (0..).zip(ranks) {
+            self.places[*rank as usize] = Place { role, at };
+        }
     }
 
     fn is_mortal(&self, rank: u32) -> bool {
@@ -236,41 +295,18 @@ impl Simulation {
 
     /// Largest slow-down of some ranks.
     fn stretch(&self, ranks: &[u32]) -> f64 {
-        ranks.iter().filter_map(|rank| self.slow.get(&Rank(*rank))).fold(1.0, |most, factor| most.max(*factor))
+        ranks.iter().fold(1.0, |most, rank| most.max(self.factor(*rank)))
     }
 
-    fn add_role(
-        &mut self,
-        graph: &Graph,
-        template: TemplateId,
-        ranks: Vec<u32>,
-        positions: &Positions,
-    ) -> Result<(), SimError> {
-        let speeds = Speeds::of(graph, &ranks, &self.slow)?;
-        let num_slots = graph.template(template).num_slots() as usize;
-        let id = self.roles.len() as u32;
-        let mut role = Role::new(self.programs.len() - 1, ranks, Lanes::default(), speeds);
-        for slot in 0..num_slots {
-            let comms: Vec<u32> = role.ranks.iter().map(|rank| graph.rank_slots(Rank(*rank))[slot]).collect();
-            let members = comms.iter().zip(&role.ranks);
-            let place = |(comm, rank): (&u32, &u32)| self.network.base(*comm) + positions.of(*rank, slot);
-            let places = members.map(place).collect();
-            role.add_ports(comms, places, Ports::default());
-            for (comm, count) in &role.slots[slot].parts {
-                let part = Part { role: id, slot: slot as u32, count: *count };
-                self.network.comms[*comm as usize].parts.push(part);
-            }
-        }
-        self.insert_role(role);
-        Ok(())
+    /// Slow-down of a rank.
+    fn factor(&self, rank: u32) -> f64 {
+        self.slow.get(rank as usize).copied().unwrap_or(1.0)
     }
 
     fn insert_role(&mut self, mut role: Role) -> u32 {
         let id = self.roles.len() as u32;
         role.id = id;
-        for (at, rank) in role.ranks.iter().enumerate() {
-            self.places[*rank as usize] = Place { role: id, at: at as u32 };
-        }
+        self.note_places(id, &role.ranks);
         self.roles.push(role);
         self.perturb_role(id);
         self.is_queued.push(false);
@@ -319,7 +355,11 @@ impl Simulation {
         }
         if self.symmetry.is_some() {
             let is_right = self.network.mismatched.is_none() && self.network.broken.is_empty() && self.is_finished();
-            return if is_right { Ok(()) } else { Err(SimError::invalid("the ranks do not get through")) };
+            return if is_right {
+                self.check_invariants()
+            } else {
+                Err(SimError::invalid("the ranks do not get through"))
+            };
         }
         if let Some(mismatch) = self.find_mismatch() {
             return Err(mismatch);
@@ -327,7 +367,8 @@ impl Simulation {
         if self.live.is_empty() && !self.is_finished() {
             return Err(SimError::Deadlock { waiting: self.blocked() });
         }
-        Ok(())
+        let is_over = self.live.values().all(LiveRank::has_ended) && self.is_finished();
+        if is_over { self.check_invariants() } else { Ok(()) }
     }
 
     fn is_finished(&self) -> bool {
@@ -352,11 +393,11 @@ impl Simulation {
                 let is_ready =
                     self.with_role(part.role, |role, context| role.calls_done(part.slot as usize, part.count, context));
                 self.note_progress(part.role, is_ready);
-            } else if let Some(landed) = self.network.landed.pop() {
-                let place = self.places[landed.rank as usize];
-                let is_ready =
-                    self.with_role(place.role, |role, context| role.message_done(landed, place.at as usize, context));
-                self.note_progress(place.role, is_ready);
+            } else if let Some(mut landed) = self.network.landed.pop() {
+                let role = self.places[landed.rank as usize].role;
+                let is_ready = self.with_role(role, |role, context| role.message_done(&mut landed, context));
+                self.network.give_row(landed.ends);
+                self.note_progress(role, is_ready);
             } else if let Some(request) = self.network.requests.pop() {
                 self.serve(request);
             } else {
@@ -397,7 +438,8 @@ impl Simulation {
     }
 
     fn split(&mut self, id: u32, ready: &[bool]) {
-        let other = self.roles[id as usize].split(ready, &self.network);
+        self.roles[id as usize].unwire(&mut self.network);
+        let other = self.roles[id as usize].split(ready);
         for (at, rank) in self.roles[id as usize].ranks.iter().enumerate() {
             self.places[*rank as usize].at = at as u32;
         }
@@ -406,10 +448,7 @@ impl Simulation {
         for role in [id, new_id] {
             self.note_lanes(role);
         }
-        for slot in 0..self.roles[id as usize].slots.len() {
-            let parts = &self.roles[new_id as usize].slots[slot].parts;
-            self.network.move_parts(slot as u32, id, new_id, parts);
-        }
+        self.rejoin([id, new_id]);
         // Either half may be uneven at another slot.
         self.uneven.extend([id, new_id]);
         for role in [id, new_id] {

@@ -151,9 +151,9 @@ impl NetworkRules {
         (send, receive): (&Waiting, &Waiting),
     ) -> (SimTime, SimTime) {
         let iteration = send.origin.iteration.max(receive.origin.iteration);
-        let when = When { iteration, time: send.time.max(receive.time) };
+        let when = When { iteration, time: send.times[0].max(receive.times[0]) };
         let (bytes, change) = self.on_message((source, destination), members, send.origin.num_peers, send.bytes, when);
-        collective::message_over(profile, (source, destination), bytes, (send.time, receive.time), change)
+        collective::message_over(profile, (source, destination), bytes, (send.times[0], receive.times[0]), change)
     }
 
     /// Size of a message that both ranks have come to at `when`, and what is done to its link. Its launch sends to
@@ -178,13 +178,13 @@ impl NetworkRules {
         ((bytes as f64 * factor).round() as u64, change)
     }
 
-    /// The half of a message that waits for ever because the rank of the other is dead before its end.
-    pub(super) fn left_over(&mut self, halves: [(Waiting, SimTime); 2]) -> Option<Waiting> {
-        if !self.kills(halves.iter().map(|(half, end)| (half.rank, *end))) {
+    /// Which of two halves of a message (with their ranks and ends) waits for ever because the rank of the other is dead.
+    pub(super) fn left_over(&mut self, halves: [(u32, SimTime); 2]) -> Option<usize> {
+        if !self.kills(halves.into_iter()) {
             return None;
         }
-        let alive = halves.iter().find(|(half, _)| !self.found_dead.contains(&half.rank));
-        Some(alive.unwrap_or(&halves[0]).0)
+        let alive = halves.iter().position(|(rank, _)| !self.found_dead.contains(rank));
+        Some(alive.unwrap_or(0))
     }
 
     /// Is one of these ranks dead before the end it would see? It is kept in mind.

@@ -132,11 +132,6 @@ impl Ports {
         self.port[from as usize] as usize
     }
 
-    /// Port of the rank with index `at`.
-    pub(super) fn of(&self, at: usize) -> usize {
-        if self.port.is_empty() { at } else { self.port[at] as usize }
-    }
-
     /// Have lanes been split since the ports were chosen?
     pub(super) fn is_stale(&self, lanes: &Lanes) -> bool {
         !lanes.is_each() && self.num_lanes != lanes.weights.len()
@@ -153,6 +148,11 @@ impl Ports {
     /// Times of lanes as times of ports.
     pub(super) fn spread(&self, times: &[SimTime]) -> Vec<SimTime> {
         self.lanes.iter().map(|lane| times[*lane as usize]).collect()
+    }
+
+    /// Sum over ports of `ends`, which are theirs, less `starts`, which are those of their lanes.
+    pub(super) fn total(&self, ends: &[SimTime], starts: &[SimTime]) -> i128 {
+        self.lanes.iter().zip(ends).map(|(lane, end)| i128::from(end.0 - starts[*lane as usize].0)).sum()
     }
 
     /// Times of ports as times of lanes, if the ports of each lane agree.

@@ -14,7 +14,7 @@ use crate::ids::{EventId, NameId, SlotId, StreamId};
 use crate::perturb::NameMask;
 use crate::units::SimTime;
 use rustc_hash::FxHashMap;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// Op number of what a question puts on a stream: it is no op of the rank.
@@ -23,7 +23,7 @@ pub(super) const QUESTION: u32 = u32::MAX;
 /// Streams a rank may have; a damaged record must not make us allocate without bound.
 const MAX_STREAMS: u32 = 1 << 16;
 /// Longest sum of gaps and durations of one program: a quarter of the range, so that waits on others still fit.
-const MAX_TOTAL: i64 = i64::MAX / 4;
+pub(super) const MAX_TOTAL: i64 = i64::MAX / 4;
 
 /// A queue whose elements keep their number when earlier ones are dropped.
 #[derive(Debug)]
@@ -106,6 +106,8 @@ pub(super) struct Launch {
     /// Launches of the slot before this one.
     pub(super) turn: u32,
     pub(super) streams: Vec<StreamId>,
+    /// There is no previous launch of the slot, or one of the streams had it, and so has waited for its end.
+    pub(super) follows: bool,
     pub(super) calls: Vec<Call>,
     pub(super) halves: Vec<Half>,
     /// For perturbations.
@@ -153,6 +155,10 @@ pub(super) struct Program {
     events: FxHashMap<EventId, u32>,
     /// Launches so far by slot.
     turns: Vec<u32>,
+    /// Streams of the latest launch by slot.
+    last_streams: Vec<Vec<StreamId>>,
+    /// Slots with a launch that waits for the one before.
+    waiting_slots: BTreeSet<u32>,
     num_begins: u32,
     num_iterations: u32,
     segment: u32,
@@ -244,6 +250,18 @@ impl Program {
 
     pub(super) fn has_ended(&self) -> bool {
         self.has_ended
+    }
+
+    /// Slots, those with the most launches first.
+    pub(super) fn slots_by_use(&self) -> Vec<u32> {
+        let mut slots: Vec<u32> = (0..self.turns.len() as u32).filter(|slot| self.turns[*slot as usize] > 0).collect();
+        slots.sort_by_key(|slot| std::cmp::Reverse(self.turns[*slot as usize]));
+        slots
+    }
+
+    /// May a launch have to wait for the end of the slot's previous one?
+    pub(super) fn keeps_end(&self, slot: usize) -> bool {
+        !self.has_ended || self.waiting_slots.contains(&(slot as u32))
     }
 
     /// May a record with `consumed` waits done be forgotten?
@@ -354,6 +372,14 @@ impl Program {
         for launch in &mut group.launches {
             launch.calls = fuse(&launch.calls);
             launch.origin = Origin { iteration: self.num_iterations, num_peers: num_peers(&launch.halves) };
+            let last = &mut self.last_streams[launch.slot.index()];
+            launch.follows = launch.turn == 0 || launch.streams.iter().any(|stream| last.contains(stream));
+            if !launch.follows {
+                self.waiting_slots.insert(launch.slot.0);
+            }
+            if *last != launch.streams {
+                last.clone_from(&launch.streams);
+            }
         }
         let number = self.groups.end() as u32;
         for stream in &group.streams {
@@ -381,6 +407,7 @@ impl Program {
         self.grow_streams(stream);
         if self.turns.len() <= slot.index() {
             self.turns.resize(slot.index() + 1, 0);
+            self.last_streams.resize_with(slot.index() + 1, Vec::new);
         }
         let empty = || OpenGroup { number: group, op, group: Group { launches: Vec::new(), streams: Vec::new() } };
         let open = &mut self.open.get_or_insert_with(empty).group;
@@ -391,7 +418,8 @@ impl Program {
             let turn = self.turns[slot.index()];
             self.turns[slot.index()] += 1;
             let (streams, calls, halves) = (Vec::new(), Vec::new(), Vec::new());
-            open.launches.push(Launch { slot, turn, streams, calls, halves, origin: Origin::default() });
+            let (follows, origin) = (false, Origin::default());
+            open.launches.push(Launch { slot, turn, streams, follows, calls, halves, origin });
             open.launches.len() - 1
         });
         let launch = &mut open.launches[index];

@@ -1,11 +1,12 @@
 //! What a simulation has to say.
 
 use super::Simulation;
-use super::role::{Account, Role};
+use super::role::{Account, Role, Times};
 use crate::graph::op::{ComputeClass, Provenance};
 use crate::ids::Rank;
 use crate::units::SimTime;
 use serde::Serialize;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// Time on the device, whole ns summed over ranks.
@@ -117,17 +118,75 @@ impl Account {
     }
 }
 
+/// What a replay as a whole came to.
+#[derive(Debug)]
+pub(crate) struct Summary {
+    /// See [`SimReport::iteration_times`].
+    pub(crate) iteration_times: Vec<SimTime>,
+    /// When the last rank is through.
+    pub(crate) final_time: SimTime,
+    /// See [`SimReport::critical_rank`].
+    pub(crate) critical_rank: Option<Rank>,
+    pub(crate) device_time: DeviceTime,
+    pub(crate) ops_evaluated: u64,
+    pub(crate) classes: usize,
+}
+
 impl Simulation {
+    /// The summary of [`Self::report`], without a report of every rank.
+    pub(crate) fn summary(&self) -> Summary {
+        let (total, ops_evaluated) = self.account();
+        let latest = |times: &Times| times.iter().copied().max();
+        let (mut begin, mut ends): (Option<SimTime>, Vec<SimTime>) = (None, Vec::new());
+        let mut critical = None;
+        for role in &self.roles {
+            begin = begin.max(role.begins.last_key_value().and_then(|(_, times)| latest(times)));
+            for (iteration, times) in role.iteration_ends.values().enumerate() {
+                let end = latest(times).unwrap_or_default();
+                match ends.get_mut(iteration) {
+                    Some(known) => *known = end.max(*known),
+                    None => ends.push(end),
+                }
+            }
+            let (finals, last) = (role.final_times(), role.iteration_ends.last_key_value());
+            for (at, rank) in role.ranks.iter().enumerate() {
+                let lane = role.lanes.of(at) as usize;
+                let key = (last.map(|(_, times)| times[lane]), finals[lane], Reverse(*rank));
+                critical = critical.max(Some(key));
+            }
+        }
+        let final_time = self.roles.iter().filter_map(|role| latest(&role.final_times())).max().unwrap_or_default();
+        let mut before = begin.unwrap_or_default();
+        let mut iteration_times: Vec<SimTime> =
+            ends.into_iter().map(|end| end - std::mem::replace(&mut before, end)).collect();
+        if iteration_times.is_empty() {
+            iteration_times.push(final_time);
+        }
+        Summary {
+            iteration_times,
+            final_time,
+            critical_rank: critical.map(|(_, _, Reverse(rank))| Rank(rank)),
+            device_time: total.device_time(),
+            ops_evaluated,
+            classes: self.num_classes(),
+        }
+    }
+
+    /// Time and ops of all roles.
+    fn account(&self) -> (Account, u64) {
+        let (mut total, mut ops) = (Account::default(), 0);
+        for role in &self.roles {
+            total.add(&role.account);
+            ops += role.account.ops + self.programs[role.program].host_ops * role.len() as u64;
+        }
+        (total, ops)
+    }
+
     /// What is known so far.
     pub fn report(&self) -> SimReport {
         let mut ranks = Vec::with_capacity(self.world_size as usize);
-        let mut total = Account::default();
-        let mut ops_evaluated = 0;
-        for role in &self.roles {
-            total.add(&role.account);
-            ops_evaluated += role.account.ops + self.programs[role.program].host_ops * role.len() as u64;
-            self.report_role(role, &mut ranks);
-        }
+        let (total, ops_evaluated) = self.account();
+        self.roles.iter().for_each(|role| self.report_role(role, &mut ranks));
         ranks.sort_unstable_by_key(|report| report.rank);
         SimReport {
             ranks,
@@ -145,7 +204,7 @@ impl Simulation {
             let live = self.live.get(&rank);
             let comms = live.into_iter().flat_map(|live| &live.uses).map(|(comm, (calls, bytes))| CommUse {
                 communicator: *comm,
-                members: self.network.comms[*comm as usize].members.to_vec(),
+                members: self.network.members(*comm).to_vec(),
                 calls: *calls,
                 bytes: *bytes,
             });

@@ -8,12 +8,15 @@
 //! ([`super::symmetry`]). Towards the network a slot has *ports*: one per rank, or the members of the communicators that are
 //! evaluated in place of all others like them.
 
+use super::error::SimError;
+use super::invariants::{Load, Mark};
 use super::network::Network;
 use super::ports::{Lanes, Ports};
 use super::program::Program;
 use super::signature::Half;
 use super::speeds::Speeds;
 use super::vector;
+use super::wiring::{Address, Strip, Wiring};
 use crate::graph::op::{ComputeClass, Provenance};
 use crate::units::SimTime;
 use rustc_hash::FxHashMap;
@@ -55,6 +58,9 @@ pub(super) struct Stream {
     pub(super) clock: Times,
     /// The next item is a group this stream has come to.
     pub(super) has_entered: bool,
+    /// Compute, and communication that was alone on it, summed over ranks. Picoseconds.
+    pub(super) busy: i128,
+    pub(super) mark: Option<Mark>,
 }
 
 /// One event record.
@@ -67,16 +73,15 @@ pub(super) struct Record {
 /// A rank's communicators of one slot.
 #[derive(Debug, Default)]
 pub(super) struct Slot {
-    /// Communicator of each port.
-    pub(super) comms: Vec<u32>,
-    /// Place of each port in the network's tables.
-    pub(super) places: Vec<u32>,
+    /// Where the ports are in the network's tables.
+    pub(super) wiring: Wiring,
+    /// Address of each port, only while the slot is not wired.
+    pub(super) addresses: Vec<Address>,
     /// Which ranks the ports are.
     pub(super) ports: Ports,
-    /// Distinct communicators, ascending, and how many ports each has.
-    pub(super) parts: Vec<(u32, u32)>,
-    /// End of the latest launch.
+    /// End of the latest launch; empty where no launch has to wait for it.
     pub(super) last_end: Times,
+    pub(super) load: Load,
     /// Launches done.
     pub(super) turn: u32,
     /// Collectives posted.
@@ -85,7 +90,7 @@ pub(super) struct Slot {
     pub(super) active: Option<(u32, u32)>,
     /// Launches whose streams have all come, waiting for their turn.
     pub(super) arrived: Vec<(u32, u32)>,
-    /// Channel of each port by peer and side, for those used so far.
+    /// Channel of each strip by peer and side, for those used so far.
     channels: BTreeMap<(u32, bool), Vec<u32>>,
 }
 
@@ -104,9 +109,11 @@ pub(super) struct LaunchState {
     pub(super) num_collected: usize,
     /// Ports whose collective is not complete.
     pub(super) calls_pending: u32,
-    /// Messages not complete, in all and by port (empty without messages).
+    /// Messages not complete, in all and by strip (by port while the slot is not wired; empty without messages).
     pub(super) messages_pending: u32,
-    pub(super) messages_by_port: Vec<u32>,
+    pub(super) messages: Vec<u32>,
+    /// One message per port is all that happens, and a strip has all ports in order.
+    pub(super) is_one_message: bool,
     pub(super) is_done: bool,
 }
 
@@ -157,6 +164,10 @@ pub(super) struct Role {
     /// When the role's only rank dies.
     pub(super) death: Option<SimTime>,
     pub(super) has_died: bool,
+    /// A time was out of range, which the network has noted: nothing of the role moves any more.
+    pub(super) has_failed: bool,
+    /// A stream went back in time.
+    pub(super) went_back: Option<SimError>,
     /// `TrainingBegin`s and `IterationEnd`s by their number: on several streams they are not met in order.
     pub(super) begins: BTreeMap<u32, Times>,
     pub(super) iteration_ends: BTreeMap<u32, Times>,
@@ -208,17 +219,23 @@ impl Role {
         }
     }
 
-    /// Adds the next slot: the communicator of each rank.
-    pub(super) fn add_slot(&mut self, comms: Vec<u32>, network: &Network) {
-        let places = comms.iter().zip(&self.ranks).map(|(comm, rank)| network.place(*comm, *rank)).collect();
-        self.add_ports(comms, places, Ports::default());
+    /// Adds the next slot: address of each port.
+    pub(super) fn add_slot(
+        &mut self,
+        addresses: &[Address],
+        ports: Ports,
+        (program, network): (&Program, &mut Network),
+    ) {
+        let keeps_end = program.keeps_end(self.slots.len());
+        let last_end = if keeps_end { vec![SimTime::ZERO; self.len()] } else { Vec::new() };
+        let wiring = Wiring::new(addresses, network);
+        network.add_parts(self.id, self.slots.len() as u32, &wiring.parts);
+        self.slots.push(Slot { wiring, ports, last_end, ..Slot::default() });
     }
 
-    /// Adds the next slot: communicator and place of each port.
-    pub(super) fn add_ports(&mut self, comms: Vec<u32>, places: Vec<u32>, ports: Ports) {
-        let last_end = vec![SimTime::ZERO; self.len()];
-        let parts = count(&comms);
-        self.slots.push(Slot { comms, places, ports, parts, last_end, ..Slot::default() });
+    /// Communicator of each port of a slot.
+    pub(super) fn comms(&self, slot: usize, network: &Network) -> Vec<u32> {
+        self.slots[slot].wiring.addresses().into_iter().map(|address| network.comm_at(address)).collect()
     }
 
     /// Latest time of anything of each rank.
@@ -231,18 +248,53 @@ impl Role {
     /// Which ports could go on if they were alone, at the slot's active launch?
     pub(super) fn ready(&self, slot: usize, network: &Network) -> Vec<bool> {
         let slot = &self.slots[slot];
-        let Some((group, launch)) = slot.active else { return vec![false; slot.comms.len()] };
+        let Some((group, launch)) = slot.active else { return vec![false; slot.wiring.num_ports as usize] };
         let state = &self.groups[&group].launches[launch as usize];
-        let collective_done =
-            |port: usize| state.calls_pending == 0 || network.completed(slot.comms[port]) >= slot.calls;
         let has_more_calls = state.num_posted < state.num_calls;
-        let messages_done =
-            |port: usize| has_more_calls || state.messages_by_port.get(port).is_none_or(|left| *left == 0);
-        (0..slot.comms.len()).map(|port| collective_done(port) && messages_done(port)).collect()
+        let is_ready = |(number, strip): (usize, &Strip)| {
+            let is_complete = state.calls_pending == 0 || network.batches[strip.batch as usize].completed >= slot.calls;
+            is_complete && (has_more_calls || state.messages.get(number).is_none_or(|left| *left == 0))
+        };
+        let ready: Vec<bool> = slot.wiring.strips.iter().enumerate().map(is_ready).collect();
+        slot.wiring.spread(&ready)
     }
 
-    /// Moves the marked lanes into a role of their own.
-    pub(super) fn split(&mut self, moved: &[bool], network: &Network) -> Self {
+    /// Leaves the network: every slot has the addresses of its ports instead of their wiring.
+    pub(super) fn unwire(&mut self, network: &mut Network) {
+        for (number, slot) in self.slots.iter_mut().enumerate() {
+            network.remove_parts(self.id, number as u32, &slot.wiring.parts);
+            if let Some((group, launch)) = slot.active {
+                let state = &mut self.groups.get_mut(&group).expect("active").launches[launch as usize];
+                if !state.messages.is_empty() {
+                    state.messages = slot.wiring.spread(&state.messages);
+                }
+            }
+            slot.addresses = slot.wiring.addresses();
+            slot.wiring = Wiring::default();
+        }
+    }
+
+    /// Comes back to the network, and counts anew what is open.
+    pub(super) fn wire(&mut self, network: &mut Network) {
+        for (number, slot) in self.slots.iter_mut().enumerate() {
+            slot.wiring = Wiring::new(&std::mem::take(&mut slot.addresses), network);
+            network.add_parts(self.id, number as u32, &slot.wiring.parts);
+            slot.channels.iter_mut().for_each(|(way, own)| *own = channels(&slot.wiring, *way, network));
+            if let Some((group, launch)) = slot.active {
+                let state = &mut self.groups.get_mut(&group).expect("active").launches[launch as usize];
+                if std::mem::take(&mut state.is_one_message) && state.ends.is_empty() {
+                    state.ends.clone_from(&state.arrival);
+                }
+                if !state.messages.is_empty() {
+                    state.messages = slot.wiring.fold(&state.messages);
+                }
+            }
+        }
+        self.recount(network);
+    }
+
+    /// Moves the marked lanes into a role of their own. Not while it is wired.
+    pub(super) fn split(&mut self, moved: &[bool]) -> Self {
         let moved_ranks = self.lanes.marks_of_ranks(moved);
         let mut other = Self {
             program: self.program,
@@ -276,7 +328,6 @@ impl Role {
         }
         for role in [&mut *self, &mut other] {
             role.pool = Pool { len: role.len(), free: Vec::new() };
-            role.recount(network);
         }
         other
     }
@@ -304,24 +355,27 @@ impl Role {
         self.pool = Pool { len: self.len(), free: Vec::new() };
     }
 
-    /// A port like that of the rank at index `from`, for the rank at index `at`, which is the member of `comm` at `place`.
-    pub(super) fn fork_port(&mut self, slot: usize, from: u32, at: u32, comm: u32, place: u32, network: &mut Network) {
+    /// A port like that of the rank at index `from`, for the rank at index `at`, which is a member of `comm`.
+    pub(super) fn fork_port(
+        &mut self,
+        slot: usize,
+        (from, at): (u32, u32),
+        (comm, position): (u32, u32),
+        network: &mut Network,
+    ) {
         let slot = &mut self.slots[slot];
         let port = slot.ports.fork(from, at, self.ranks[at as usize], self.lanes.of(at as usize));
-        slot.comms.push(comm);
-        slot.places.push(place);
-        match slot.parts.last_mut() {
-            Some((last, count)) if *last == comm => *count += 1,
-            _ => slot.parts.push((comm, 1)),
-        }
+        let strip = slot.wiring.strip_of(port);
+        slot.wiring.add(comm, position, network);
         for channels in slot.channels.values_mut() {
-            channels.push(network.fork_channel(channels[port], comm));
+            channels.push(network.fork_channel(channels[strip], comm));
         }
         if let Some((group, launch)) = slot.active {
             let state = &mut self.groups.get_mut(&group).expect("active").launches[launch as usize];
+            state.is_one_message = false;
             state.ends.push(state.ends[port]);
-            if !state.messages_by_port.is_empty() {
-                state.messages_by_port.push(state.messages_by_port[port]);
+            if !state.messages.is_empty() {
+                state.messages.push(state.messages[strip]);
             }
         }
     }
@@ -333,49 +387,48 @@ impl Role {
             let state =
                 &mut self.groups.get_mut(&group).expect("an active launch has its group").launches[launch as usize];
             if state.calls_pending > 0 {
-                let open = slot.parts.iter().filter(|(comm, _)| network.completed(*comm) < slot.calls);
-                state.calls_pending = open.map(|(_, count)| count).sum();
+                let is_open = |(batch, _): &&(u32, u32)| network.batches[*batch as usize].completed < slot.calls;
+                state.calls_pending = slot.wiring.parts.iter().filter(is_open).map(|(_, count)| count).sum();
             }
-            state.messages_pending = state.messages_by_port.iter().sum();
+            state.messages_pending = state.messages.iter().sum();
         }
     }
 }
 
 impl Stream {
     fn split(&mut self, moved: &[bool]) -> Self {
-        Self { next: self.next, clock: part(&mut self.clock, moved), has_entered: self.has_entered }
+        let clock = part(&mut self.clock, moved);
+        // The sum over the ranks that stay is not known any more.
+        self.busy = 0;
+        Self { next: self.next, clock, has_entered: self.has_entered, busy: 0, mark: self.mark }
     }
 }
 
 impl Slot {
-    /// Makes the channel of each port for such a half.
+    /// Makes the channel of each strip for such a half.
     pub(super) fn make_channels(&mut self, half: &Half, network: &mut Network) {
-        self.channels.entry((half.peer, half.is_send)).or_insert_with(|| {
-            let members = self.comms.iter().zip(&self.places);
-            network.expect_channels(self.comms.len());
-            members.map(|(comm, place)| network.channel(*comm, *place, half)).collect()
-        });
+        let way = (half.peer, half.is_send);
+        self.channels.entry(way).or_insert_with(|| channels(&self.wiring, way, network));
     }
 
-    /// Channel of each port for such a half, once made.
+    /// Channel of each strip for such a half, once made.
     pub(super) fn channels(&self, half: &Half) -> &[u32] {
         &self.channels[&(half.peer, half.is_send)]
     }
 
     fn split(&mut self, moved: &[bool], moved_ranks: &[bool], moved_ports: &[bool]) -> Self {
-        let comms = part(&mut self.comms, moved_ports);
-        self.parts = count(&self.comms);
+        // The sums over the ports that stay are not known any more.
+        self.load = Load::default();
         Self {
-            places: part(&mut self.places, moved_ports),
+            addresses: part(&mut self.addresses, moved_ports),
             ports: self.ports.split(moved, moved_ranks, moved_ports),
-            parts: count(&comms),
             last_end: part(&mut self.last_end, moved),
             turn: self.turn,
             calls: self.calls,
             active: self.active,
             arrived: self.arrived.clone(),
-            channels: self.channels.iter_mut().map(|(key, channels)| (*key, part(channels, moved_ports))).collect(),
-            comms,
+            channels: self.channels.keys().map(|way| (*way, Vec::new())).collect(),
+            ..Self::default()
         }
     }
 }
@@ -392,10 +445,17 @@ impl LaunchState {
             num_collected: self.num_collected,
             calls_pending: self.calls_pending,
             messages_pending: self.messages_pending,
-            messages_by_port: part(&mut self.messages_by_port, moved_ports),
+            messages: part(&mut self.messages, moved_ports),
+            is_one_message: self.is_one_message,
             is_done: self.is_done,
         }
     }
+}
+
+/// Channel of each strip to or from a peer.
+fn channels(wiring: &Wiring, way: (u32, bool), network: &mut Network) -> Vec<u32> {
+    network.expect_channels(wiring.strips.len());
+    wiring.strips.iter().map(|strip| network.channel(strip.batch, strip.position, way)).collect()
 }
 
 /// Takes the marked elements out of a vector (an empty vector stays empty).
@@ -404,11 +464,4 @@ pub(super) fn part<T: Copy>(values: &mut Vec<T>, moved: &[bool]) -> Vec<T> {
     let mut marks = moved.iter();
     values.retain(|_| !*marks.next().expect("one mark per rank"));
     taken
-}
-
-/// Distinct communicators, ascending, and how often each occurs.
-fn count(comms: &[u32]) -> Vec<(u32, u32)> {
-    let mut sorted = comms.to_vec();
-    sorted.sort_unstable();
-    sorted.chunk_by(|a, b| a == b).map(|run| (run[0], run.len() as u32)).collect()
 }

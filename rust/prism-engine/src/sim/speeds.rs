@@ -1,5 +1,6 @@
 //! What makes the compute durations of a role's ranks differ: slow-down factors and durations of single ranks.
 
+use super::alike::own_durations;
 use super::error::SimError;
 use super::role::Times;
 use crate::graph::Graph;
@@ -18,6 +19,8 @@ pub(super) struct Speeds {
     slow: Vec<(u32, f64)>,
     /// Durations of single ranks by op, ascending by index.
     overrides: BTreeMap<u32, Vec<(u32, SimTime)>>,
+    /// Durations of every rank and their sum, by op, where templates differ.
+    own: BTreeMap<u32, (Times, i128)>,
     /// Durations of every rank by the op's own duration, with their sum, where no rank has one of its own.
     stretched: FxHashMap<SimTime, (Times, i128)>,
     /// The latest result.
@@ -35,6 +38,14 @@ pub(super) enum Durations<'a> {
     Each(&'a [SimTime], &'a i128),
 }
 
+/// Which of them an op has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pace {
+    Same,
+    Few,
+    Each,
+}
+
 impl Durations<'_> {
     /// Duration of one rank.
     pub(super) fn of(&self, at: u32, common: SimTime) -> SimTime {
@@ -48,19 +59,24 @@ impl Durations<'_> {
 
 impl Speeds {
     /// A single rank that is `factor` times slower.
-    pub(super) fn alone(factor: Option<f64>) -> Self {
-        let slow = factor.filter(|factor| is_slow(*factor)).map(|factor| (0, factor));
+    pub(super) fn alone(factor: f64) -> Self {
+        let slow = is_slow(factor).then_some((0, factor));
         Self { slow: slow.into_iter().collect(), ..Self::default() }
     }
 
     /// Those of some ranks of a graph.
-    pub(super) fn of(graph: &Graph, ranks: &[u32], slow: &BTreeMap<Rank, f64>) -> Result<Self, SimError> {
+    pub(super) fn of(graph: &Graph, ranks: &[u32], factor: impl Fn(u32) -> f64) -> Result<Self, SimError> {
         let mut speeds = Self::default();
+        let mut own = own_durations(graph, ranks);
         for (at, rank) in ranks.iter().enumerate() {
-            let factor = slow.get(&Rank(*rank)).copied().unwrap_or(1.0);
+            let factor = factor(*rank);
             let mut total = 0i64;
             for (op, duration) in graph.rank_overrides(Rank(*rank)) {
-                speeds.overrides.entry(op).or_default().push((at as u32, duration));
+                if let Some(own) = own.get_mut(&op) {
+                    own[at] = duration;
+                } else {
+                    speeds.overrides.entry(op).or_default().push((at as u32, duration));
+                }
                 total = total.saturating_add(duration.scaled(factor.max(1.0)).0);
             }
             if total > i64::MAX / 8 {
@@ -70,11 +86,46 @@ impl Speeds {
                 speeds.slow.push((at as u32, factor));
             }
         }
+        for (op, mut own) in own {
+            speeds.slow.iter().for_each(|(at, factor)| own[*at as usize] = own[*at as usize].scaled(*factor));
+            let total = sum(&own);
+            speeds.own.insert(op, (own, total));
+        }
         Ok(speeds)
+    }
+
+    /// Which durations an op has on `len` ranks. Where ranks differ, they are made ready for [`Self::each`]; `None` if those made
+    /// ready before would be lost, unless they are free to go.
+    pub(super) fn pace(&mut self, op: u32, common: SimTime, len: usize, is_free: bool) -> Option<Pace> {
+        if self.own.contains_key(&op) {
+            return Some(Pace::Each);
+        }
+        if self.overrides.contains_key(&op) || (!self.slow.is_empty() && self.slow.len() * 8 <= len) {
+            return Some(Pace::Few);
+        }
+        if self.slow.is_empty() {
+            return Some(Pace::Same);
+        }
+        if !self.stretched.contains_key(&common) {
+            if !is_free && self.stretched.len() >= KEPT {
+                return None;
+            }
+            self.durations(op, common, len);
+        }
+        Some(Pace::Each)
+    }
+
+    /// Durations of every rank, and their sum, that were made ready.
+    pub(super) fn each(&self, op: u32, common: SimTime) -> (&[SimTime], i128) {
+        let (each, total) = self.own.get(&op).unwrap_or_else(|| &self.stretched[&common]);
+        (each, *total)
     }
 
     /// Durations of an op on `len` ranks.
     pub(super) fn durations(&mut self, op: u32, common: SimTime, len: usize) -> Durations<'_> {
+        if let Some((each, total)) = self.own.get(&op) {
+            return Durations::Each(each, total);
+        }
         let own = self.overrides.get(&op).map_or(&[][..], Vec::as_slice);
         if own.is_empty() && self.slow.is_empty() {
             return Durations::Same;
@@ -85,7 +136,7 @@ impl Speeds {
             return Durations::Few(&self.few);
         }
         if own.is_empty() {
-            if self.stretched.len() >= KEPT {
+            if self.stretched.len() >= KEPT && !self.stretched.contains_key(&common) {
                 self.stretched.clear();
             }
             let slow = &self.slow;
@@ -133,6 +184,12 @@ impl Speeds {
             }
         }
         self.overrides.retain(|_, entries| !entries.is_empty());
+        for (op, (each, total)) in &mut self.own {
+            let theirs = super::role::part(each, moved);
+            *total = sum(each);
+            let their_total = sum(&theirs);
+            other.own.insert(*op, (theirs, their_total));
+        }
         self.stretched.clear();
         other
     }
@@ -163,8 +220,12 @@ fn each(common: SimTime, own: &[(u32, SimTime)], slow: &[(u32, f64)], len: usize
     for (at, duration) in few {
         each[at as usize] = duration;
     }
-    let total = each.iter().map(|duration| i128::from(duration.0)).sum();
+    let total = sum(&each);
     (each, total)
+}
+
+fn sum(durations: &[SimTime]) -> i128 {
+    durations.iter().map(|duration| i128::from(duration.0)).sum()
 }
 
 /// Takes the entries of the marked ranks out and renumbers both halves.

@@ -1,10 +1,12 @@
 //! What one role can do by itself: run its streams and its host until each waits for something.
 
+use super::invariants::Mark;
 use super::network::{Landed, Network, Request};
 use super::perturbed::{PerturbedOp, Perturber};
 use super::ports::Lanes;
 use super::program::{Action, Item, Launch, Program, QUESTION, SyncTarget};
-use super::role::{GroupState, LaunchState, Record, Role};
+use super::role::{GroupState, LaunchState, Record, Role, Slot};
+use super::signature::Half;
 use super::speeds::Durations;
 use super::trace::Tracer;
 use super::vector;
@@ -22,6 +24,9 @@ pub(super) struct Context<'a> {
 impl Role {
     /// Runs until nothing of the role can move.
     pub(super) fn step(&mut self, context: &mut Context<'_>) {
+        if self.has_failed {
+            return;
+        }
         self.fit_streams(context.program);
         loop {
             let mut has_moved = false;
@@ -38,6 +43,17 @@ impl Role {
     fn step_stream(&mut self, stream: usize, context: &mut Context<'_>) -> bool {
         let mut has_moved = false;
         while let Some(item) = context.program.item(stream, self.streams[stream].next).copied() {
+            if item.segment <= self.segment {
+                let num_items = self.run_chain(stream, context);
+                if self.has_failed {
+                    return false;
+                }
+                if num_items > 0 {
+                    self.streams[stream].next += num_items;
+                    has_moved = true;
+                    continue;
+                }
+            }
             if item.segment > self.segment || self.dies_before(stream, &item) || !self.step_item(stream, &item, context)
             {
                 break;
@@ -71,8 +87,7 @@ impl Role {
                     return false;
                 }
                 let base = &self.bases[(item.segment - self.first_base) as usize];
-                vector::raise(&mut self.streams[stream].clock, base, item.offset);
-                vector::wait(&mut self.streams[stream].clock, &state.times);
+                vector::raise_to(&mut self.streams[stream].clock, base, item.offset, &state.times);
                 self.consume(record, context.program);
             }
             Action::Nothing => self.come(stream, item),
@@ -80,10 +95,12 @@ impl Role {
             Action::TrainingBegin(number) => {
                 self.come(stream, item);
                 self.begins.insert(number, self.streams[stream].clock.clone());
+                self.note_mark(stream, Mark::Begin(number));
             }
             Action::IterationEnd(number) => {
                 self.come(stream, item);
                 self.iteration_ends.insert(number, self.streams[stream].clock.clone());
+                self.note_mark(stream, Mark::IterationEnd(number));
             }
         }
         if !matches!(item.action, Action::Communicate(_)) && item.op != QUESTION {
@@ -143,6 +160,8 @@ impl Role {
             return false;
         }
         self.account.compute(op.class, provenance, total);
+        self.streams[stream].busy += total;
+        let clock = &self.streams[stream].clock;
         if context.tracer.is_on() {
             let durations = self.speeds.durations(item.op, duration, clock.len());
             let mut perturbed = perturbed.iter().peekable();
@@ -217,6 +236,11 @@ impl Role {
 
     fn communicate(&mut self, stream: usize, item: &Item, group: u32, context: &mut Context<'_>) -> bool {
         if !self.streams[stream].has_entered {
+            if let [launch] = &context.program.group(group).launches[..]
+                && let Some(batch) = self.private_batch(launch, context)
+            {
+                return self.run_alone(stream, item, launch, batch, context);
+            }
             self.streams[stream].has_entered = true;
             self.enter_group(stream, item, group, context);
         }
@@ -232,8 +256,15 @@ impl Role {
             return false;
         }
         let clock = &mut self.streams[stream].clock;
-        for (_, state) in launches.iter().zip(&state.launches).filter(|(launch, _)| takes_part(launch)) {
-            vector::wait(clock, &state.ends);
+        if let [launch] = &mut state.launches[..]
+            && state.num_left + 1 == context.program.group(group).streams.len()
+        {
+            // Nobody ends before it has come.
+            std::mem::swap(clock, &mut launch.ends);
+        } else {
+            for (_, state) in launches.iter().zip(&state.launches).filter(|(launch, _)| takes_part(launch)) {
+                vector::wait(clock, &state.ends);
+            }
         }
         self.streams[stream].has_entered = false;
         state.num_left += 1;
@@ -247,10 +278,69 @@ impl Role {
         true
     }
 
+    /// The batch of a launch that concerns nobody but this role, and could start now.
+    fn private_batch(&self, launch: &Launch, context: &Context<'_>) -> Option<u32> {
+        let slot = &self.slots[launch.slot.index()];
+        let is_idle = slot.active.is_none() && slot.turn == launch.turn;
+        let is_simple = launch.streams.len() == 1 && launch.halves.is_empty() && self.lanes.is_each();
+        let is_seen = context.network.is_apart() || context.tracer.wants_launches();
+        slot.wiring.private.filter(|_| is_idle && is_simple && !is_seen)
+    }
+
+    /// Such a launch, from the stream's coming to its leaving. False: a time is out of range, which the network has noted.
+    fn run_alone(
+        &mut self,
+        stream: usize,
+        item: &Item,
+        launch: &Launch,
+        batch: u32,
+        context: &mut Context<'_>,
+    ) -> bool {
+        let (mut arrival, mut ends) = (self.pool.take(), self.pool.take());
+        let base = &self.bases[(item.segment - self.first_base) as usize];
+        let slot = &mut self.slots[launch.slot.index()];
+        let clock = &mut self.streams[stream].clock;
+        vector::arrive(&mut arrival, clock, base, item.offset);
+        if !launch.follows {
+            vector::wait(&mut arrival, &slot.last_end);
+        }
+        for (at, call) in launch.calls.iter().enumerate() {
+            let from = if at == 0 { &arrival } else { &*clock };
+            if !context.network.run_private(batch, call, from, &mut ends) {
+                self.has_failed = true;
+                return false;
+            }
+            std::mem::swap(clock, &mut ends);
+        }
+        if !slot.last_end.is_empty() {
+            slot.last_end.copy_from_slice(clock);
+        }
+        slot.turn += 1;
+        slot.calls += launch.calls.len() as u64;
+        let busy = vector::total(clock, &arrival);
+        let least: i64 = launch.calls.iter().map(|call| context.network.least_time(batch, call)).sum();
+        slot.load.busy += busy;
+        slot.load.least += i128::from(least) * clock.len() as i128;
+        self.account.communication += busy;
+        self.streams[stream].busy += busy;
+        let clock = &self.streams[stream].clock;
+        self.account.ops += launch.calls.len() as u64 * clock.len() as u64;
+        self.pool.give(arrival);
+        self.pool.give(ends);
+        if !slot.arrived.is_empty() {
+            self.post_next(launch.slot.index(), context);
+        }
+        true
+    }
+
     /// A stream has come to a group: launches whose last stream this is have arrived.
     fn enter_group(&mut self, stream: usize, item: &Item, number: u32, context: &mut Context<'_>) {
-        self.come(stream, item);
         let group = context.program.group(number);
+        let is_single = group.launches.len() == 1 && group.streams.len() == 1;
+        if !is_single {
+            self.come(stream, item);
+        }
+        let base = &self.bases[(item.segment - self.first_base) as usize];
         let pool = &mut self.pool;
         let lanes = self.lanes.len().unwrap_or(self.ranks.len()) as u64;
         let account = &mut self.account;
@@ -264,7 +354,11 @@ impl Role {
             if !launch.streams.iter().any(|other| other.index() == stream) {
                 continue;
             }
-            if state.num_arrived == 0 {
+            if is_single {
+                // The clock will be that of the end.
+                state.arrival = pool.take();
+                vector::arrive(&mut state.arrival, clock, base, item.offset);
+            } else if state.num_arrived == 0 {
                 state.arrival = pool.copy(clock);
             } else {
                 vector::wait(&mut state.arrival, clock);
@@ -297,22 +391,23 @@ impl Role {
         slot.active = Some((group, launch));
         let definition = launch_of((group, launch));
         let state = &mut self.groups.get_mut(&group).expect("arrived").launches[launch as usize];
-        vector::wait(&mut state.arrival, &slot.last_end);
+        if !definition.follows {
+            vector::wait(&mut state.arrival, &slot.last_end);
+        }
         let is_each = self.lanes.is_each();
+        if let Some(bytes) = definition.halves.iter().map(Half::bytes).max() {
+            let least = context.network.least_message_time(bytes);
+            slot.load.least += i128::from(least) * i128::from(slot.wiring.num_ports);
+        }
         state.ends = if is_each { self.pool.copy(&state.arrival) } else { slot.ports.spread(&state.arrival) };
         if !definition.halves.is_empty() {
-            let per_port = definition.halves.len() as u32;
-            state.messages_by_port = vec![per_port; slot.comms.len()];
-            state.messages_pending = per_port * slot.comms.len() as u32;
-            for half in &definition.halves {
-                slot.make_channels(half, context.network);
-                let ranks = if is_each { &self.ranks } else { &slot.ports.ranks };
-                for ((channel, rank), time) in slot.channels(half).iter().zip(ranks).zip(&state.ends) {
-                    context.network.post_half(*channel, (*rank, slot_index as u32), half, definition.origin, *time);
-                }
-            }
+            let is_one = is_each && definition.calls.is_empty() && definition.halves.len() == 1;
+            state.is_one_message = is_one && slot.wiring.is_row();
+            post_halves(slot, slot_index as u32, state, definition, context.network);
         }
-        vector::scatter(context.network.arrivals_mut(), &slot.places, &state.ends);
+        if !definition.calls.is_empty() {
+            slot.wiring.put(&state.ends, context.network.arrivals_mut());
+        }
         self.go_on(slot_index, context);
     }
 
@@ -327,17 +422,18 @@ impl Role {
         }
         if state.num_posted > state.num_collected {
             state.num_collected = state.num_posted;
-            vector::gather_max(&mut state.ends, context.network.ends(), &slot.places);
+            slot.wiring.raise(&mut state.ends, context.network.ends());
             if state.num_posted < definition.calls.len() {
-                context.network.arrive_again(&slot.places);
+                context.network.arrive_again(&slot.wiring);
             }
         }
         if let Some(call) = definition.calls.get(state.num_posted) {
             state.num_posted += 1;
-            state.calls_pending = slot.comms.len() as u32;
+            state.calls_pending = slot.wiring.num_ports;
             slot.calls += 1;
-            for (comm, count) in &slot.parts {
-                context.network.post(*comm, *count, call, definition.origin.iteration);
+            for (batch, count) in &slot.wiring.parts {
+                slot.load.least += i128::from(context.network.least_time(*batch, call)) * i128::from(*count);
+                context.network.post(*batch, *count, call, definition.origin.iteration);
             }
             return;
         }
@@ -349,6 +445,7 @@ impl Role {
                 context.network.requests.push(Request::End { role: self.id, slot: slot_index as u32 });
                 return;
             };
+            slot.load.busy += slot.ports.total(&state.ends, &state.arrival);
             state.ends = ends;
         }
         self.end_launch(slot_index, (group, launch), context);
@@ -368,10 +465,19 @@ impl Role {
         let definition = &context.program.group(group).launches[launch as usize];
         let state = &mut self.groups.get_mut(&group).expect("active").launches[launch as usize];
         state.is_done = true;
-        slot.last_end.copy_from_slice(&state.ends);
+        if !slot.last_end.is_empty() {
+            slot.last_end.copy_from_slice(&state.ends);
+        }
         slot.turn += 1;
         slot.active = None;
-        self.account.communication += communication(&self.lanes, state);
+        let busy = communication(&self.lanes, state);
+        self.account.communication += busy;
+        if self.lanes.is_each() {
+            slot.load.busy += busy;
+        }
+        if let ([_], [stream]) = (&context.program.group(group).launches[..], &definition.streams[..]) {
+            self.streams[stream.index()].busy += busy;
+        }
         if context.tracer.wants_launches() {
             let op = definition.calls.first().map_or_else(|| definition.halves[0].op, |call| call.op);
             for (at, rank) in self.ranks.iter().enumerate() {
@@ -393,18 +499,24 @@ impl Role {
         is_ready
     }
 
-    /// A half of a message of one rank has ended. True: the role may go on.
-    pub(super) fn message_done(&mut self, landed: Landed, at: usize, context: &mut Context<'_>) -> bool {
-        let slot = landed.slot as usize;
-        let Some((group, launch)) = self.slots[slot].active else { return false };
+    /// Halves of messages of one strip have ended. True: the role may go on.
+    pub(super) fn message_done(&mut self, landed: &mut Landed, context: &mut Context<'_>) -> bool {
+        let slot_index = landed.slot as usize;
+        let slot = &self.slots[slot_index];
+        let Some((group, launch)) = slot.active else { return false };
         let state = &mut self.groups.get_mut(&group).expect("active").launches[launch as usize];
-        let port = self.slots[slot].ports.of(at);
-        state.ends[port] = state.ends[port].max(landed.end);
-        state.messages_by_port[port] -= 1;
+        let number = slot.wiring.find(landed.batch, landed.position);
+        if state.is_one_message {
+            // Nothing else happens in the launch, and nobody ends before it has come.
+            std::mem::swap(&mut state.ends, &mut landed.ends);
+        } else {
+            slot.wiring.raise_strip(&slot.wiring.strips[number], &mut state.ends, &landed.ends);
+        }
+        state.messages[number] -= 1;
         state.messages_pending -= 1;
         let is_ready = state.messages_pending == 0;
         if is_ready {
-            self.go_on(slot, context);
+            self.go_on(slot_index, context);
         }
         is_ready
     }
@@ -456,6 +568,24 @@ impl Role {
             let times = self.bases.pop_front().expect("the current segment has a start");
             self.pool.give(times);
             self.first_base += 1;
+        }
+    }
+}
+
+/// Posts the messages of a launch.
+fn post_halves(slot: &mut Slot, number: u32, state: &mut LaunchState, definition: &Launch, network: &mut Network) {
+    let per_strip = definition.halves.len() as u32;
+    state.messages = vec![per_strip; slot.wiring.strips.len()];
+    state.messages_pending = per_strip * slot.wiring.strips.len() as u32;
+    for half in &definition.halves {
+        slot.make_channels(half, network);
+        for (channel, strip) in slot.channels(half).iter().zip(&slot.wiring.strips) {
+            // The only message of a launch comes back with the ends.
+            let mut times = if state.is_one_message { std::mem::take(&mut state.ends) } else { network.take_row() };
+            if !state.is_one_message {
+                slot.wiring.take(strip, &state.ends, &mut times);
+            }
+            network.post_half(*channel, number, half, definition.origin, times);
         }
     }
 }

@@ -17,11 +17,12 @@
 
 use super::Simulation;
 use super::members::Positions;
-use super::network::{Part, Request};
+use super::network::Request;
 use super::ports::{Lanes, Ports};
 use super::program::Program;
 use super::role::Role;
 use super::speeds::Speeds;
+use super::wiring::Address;
 use super::{Place, SimError};
 use crate::cost::comm::node_of;
 use crate::graph::Graph;
@@ -29,7 +30,6 @@ use crate::ids::{CommId, Rank, TemplateId};
 use crate::profile::Profile;
 use crate::units::SimTime;
 use rustc_hash::{FxHashMap, FxHasher};
-use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
@@ -164,10 +164,12 @@ impl Simulation {
     pub(super) fn add_lanes(&mut self, graph: &Arc<Graph>) -> Result<bool, SimError> {
         let mut ranks_of: Vec<Vec<u32>> = vec![Vec::new(); graph.num_templates()];
         (0..self.world_size).for_each(|rank| ranks_of[graph.rank_template(Rank(rank)).index()].push(rank));
-        let lanes: Vec<(Lanes, Vec<u32>)> = ranks_of.iter().map(|ranks| self.lanes_of(graph, ranks)).collect();
-        let num_lanes: usize = lanes.iter().map(|(_, firsts)| firsts.len()).sum();
-        if num_lanes * LEAST_RANKS_PER_LANE > self.world_size as usize {
-            return Ok(false);
+        let mut left = self.world_size as usize / LEAST_RANKS_PER_LANE;
+        let mut lanes = Vec::new();
+        for ranks in &ranks_of {
+            let Some(own) = self.lanes_of(graph, ranks, left) else { return Ok(false) };
+            left -= own.1.len();
+            lanes.push(own);
         }
         let mut symmetry = Symmetry::new(graph, self.network.profile());
         let names = Arc::new(self.name_masks(graph));
@@ -179,7 +181,7 @@ impl Simulation {
             program.set_names(Arc::clone(&names));
             self.gate.add_program(graph, TemplateId(template as u32), self.programs.len(), &mut program)?;
             self.programs.push(program);
-            let speeds = Speeds::of(graph, &firsts, &self.slow)?;
+            let speeds = Speeds::of(graph, &firsts, |rank| self.factor(rank))?;
             let role = self.insert_role(Role::new(self.programs.len() - 1, ranks, lanes, speeds));
             symmetry.note_lanes(&self.roles[role as usize]);
         }
@@ -196,19 +198,30 @@ impl Simulation {
         Ok(true)
     }
 
-    /// Lanes of a template's ranks, and the first rank of each.
-    fn lanes_of(&self, graph: &Graph, ranks: &[u32]) -> (Lanes, Vec<u32>) {
-        let mut known: BTreeMap<Own, u32> = BTreeMap::new();
-        let mut firsts = Vec::new();
-        let lane_of = |rank: &u32| {
-            let factor = self.slow.get(&Rank(*rank)).map_or(1f64.to_bits(), |factor| factor.to_bits());
+    /// Lanes of a template's ranks, and the first rank of each; `None` if there are more than so many.
+    fn lanes_of(&self, graph: &Graph, ranks: &[u32], most: usize) -> Option<(Lanes, Vec<u32>)> {
+        let mut known: FxHashMap<Own, u32> = FxHashMap::default();
+        // Of ranks that differ in nothing but their speed.
+        let mut by_factor: FxHashMap<u64, u32> = FxHashMap::default();
+        let (mut firsts, mut of) = (Vec::new(), Vec::with_capacity(ranks.len()));
+        for rank in ranks {
+            let factor = self.factor(*rank).to_bits();
             let changes = self.perturber.rules().touches(Rank(*rank));
-            *known.entry((factor, changes, graph.rank_overrides(Rank(*rank)).collect())).or_insert_with(|| {
+            let mut overrides = graph.rank_overrides(Rank(*rank)).peekable();
+            let new_lane = || {
                 firsts.push(*rank);
                 firsts.len() as u32 - 1
-            })
-        };
-        (Lanes::new(ranks.iter().map(lane_of).collect()), firsts)
+            };
+            of.push(if changes.is_empty() && overrides.peek().is_none() {
+                *by_factor.entry(factor).or_insert_with(new_lane)
+            } else {
+                *known.entry((factor, changes, overrides.collect())).or_insert_with(new_lane)
+            });
+            if firsts.len() > most {
+                return None;
+            }
+        }
+        Some((Lanes::new(of), firsts))
     }
 
     /// Gives every role its slots: ports for the members of the communicators that are evaluated.
@@ -230,15 +243,13 @@ impl Simulation {
             }
         }
         for (role, slots) in self.roles.iter_mut().zip(found) {
-            for (slot, found) in slots.into_iter().enumerate() {
+            for found in slots {
                 let ranks: Vec<(u32, u32)> = found.iter().map(|port| (port.at, port.rank)).collect();
-                let comms = found.iter().map(|port| port.kind).collect();
-                let places = found.iter().map(|port| self.network.base(port.kind) + port.position).collect();
-                role.add_ports(comms, places, Ports::new(&ranks, role.ranks.len(), &role.lanes));
-                for (comm, count) in &role.slots[slot].parts {
-                    let part = Part { role: role.id, slot: slot as u32, count: *count };
-                    self.network.comms[*comm as usize].parts.push(part);
-                }
+                let address = |port: &NewPort| Address { batch: port.kind, position: port.position, column: 0 };
+                let addresses: Vec<Address> = found.iter().map(address).collect();
+                let ports = Ports::new(&ranks, role.ranks.len(), &role.lanes);
+                let context = (&self.programs[role.program], &mut self.network);
+                role.add_slot(&addresses, ports, context);
             }
         }
     }
@@ -256,6 +267,7 @@ impl Simulation {
                 let Some((group, launch)) = self.roles[role as usize].ending(slot) else { return };
                 let state = &mut self.roles[role as usize].groups.get_mut(&group).expect("active").launches;
                 let ends = std::mem::take(&mut state[launch as usize].ends);
+                self.note_load(role, slot, (group, launch), &ends);
                 let ends = self.split_lanes(role, slot, &ends);
                 self.with_role(role, |role, context| {
                     role.groups.get_mut(&group).expect("active").launches[launch as usize].ends = ends;
@@ -268,20 +280,26 @@ impl Simulation {
         });
     }
 
+    /// Counts the time from arrival to end of the ports of a launch.
+    fn note_load(&mut self, role: u32, slot: usize, (group, launch): (u32, u32), ends: &[SimTime]) {
+        let role = &mut self.roles[role as usize];
+        let arrival = &role.groups[&group].launches[launch as usize].arrival;
+        let slot = &mut role.slots[slot];
+        slot.load.busy += slot.ports.total(ends, arrival);
+    }
+
     /// Splits lanes by what ranks have in a slot: `values` by port. Returns the values by lane.
     fn split_lanes(&mut self, id: u32, slot: usize, values: &[SimTime]) -> Vec<SimTime> {
         let symmetry = self.symmetry.as_mut().expect("only lanes are split");
         let role = &mut self.roles[id as usize];
         symmetry.table.resize(self.network.ends().len(), SimTime::ZERO);
-        for (place, value) in role.slots[slot].places.iter().zip(values) {
-            symmetry.table[*place as usize] = *value;
-        }
+        role.slots[slot].wiring.put(values, &mut symmetry.table);
         let mut by_lane: Vec<Option<SimTime>> = vec![None; role.len()];
         let mut origins = Vec::new();
         let mut others: FxHashMap<(u32, SimTime), u32> = FxHashMap::default();
         for (at, rank) in role.ranks.iter().enumerate() {
             let (kind, position) = symmetry.position(*rank, slot);
-            let value = symmetry.table[(self.network.base(kind) + position) as usize];
+            let value = symmetry.table[self.network.row(kind, position).0 as usize];
             let lane = role.lanes.of(at);
             match by_lane[lane as usize] {
                 None => by_lane[lane as usize] = Some(value),
@@ -309,7 +327,7 @@ impl Simulation {
         if !self.roles[id as usize].slots[slot].ports.is_stale(&self.roles[id as usize].lanes) {
             return;
         }
-        let kinds: Vec<u32> = self.roles[id as usize].slots[slot].parts.iter().map(|(kind, _)| *kind).collect();
+        let kinds: Vec<u32> = self.roles[id as usize].slots[slot].wiring.parts.iter().map(|(kind, _)| *kind).collect();
         for kind in kinds {
             self.split_kind(kind);
         }
@@ -345,8 +363,8 @@ impl Simulation {
             let (Place { role, at }, from) = (self.places[*rank as usize], self.places[*like as usize]);
             let state = &mut self.roles[role as usize];
             if (*slot as usize) < state.slots.len() {
-                let place = self.network.base(new) + position as u32;
-                state.fork_port(*slot as usize, from.at, at, new, place, &mut self.network);
+                let (slot, member) = (*slot as usize, (new, position as u32));
+                state.fork_port(slot, (from.at, at), member, &mut self.network);
                 roles.push(role);
             }
         }

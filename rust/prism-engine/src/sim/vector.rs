@@ -1,56 +1,83 @@
 //! The loops over all ranks of a role. Nearly all time of a large replay is spent here, so they are plain loops over equally
-//! long slices that the compiler turns into vector code.
+//! long slices that the compiler turns into vector code ([`crate::wide`]).
 //!
 //! Additions do not saturate: [`super::program`] refuses programs whose durations could leave the range.
 
 use crate::units::SimTime;
+use crate::wide::wide;
 
-/// An op without duration: the stream has come to the time the host issued it.
-pub(super) fn raise(clock: &mut [SimTime], issue: &[SimTime], offset: SimTime) {
-    for (clock, issue) in clock.iter_mut().zip(issue) {
-        clock.0 = clock.0.max(issue.0 + offset.0);
+wide! {
+    /// An op without duration: the stream has come to the time the host issued it.
+    pub(super) fn raise(clock: &mut [SimTime], issue: &[SimTime], offset: SimTime) {
+        for (clock, issue) in clock.iter_mut().zip(issue) {
+            clock.0 = clock.0.max(issue.0 + offset.0);
+        }
     }
-}
 
-/// An op of the same duration on every rank.
-pub(super) fn run(clock: &mut [SimTime], issue: &[SimTime], offset: SimTime, duration: SimTime) {
-    for (clock, issue) in clock.iter_mut().zip(issue) {
-        clock.0 = clock.0.max(issue.0 + offset.0) + duration.0;
+    /// The same for a wait for other times.
+    pub(super) fn raise_to(clock: &mut [SimTime], issue: &[SimTime], offset: SimTime, other: &[SimTime]) {
+        for ((clock, issue), other) in clock.iter_mut().zip(issue).zip(other) {
+            clock.0 = clock.0.max(issue.0 + offset.0).max(other.0);
+        }
     }
-}
 
-/// An op with a duration per rank.
-pub(super) fn run_each(clock: &mut [SimTime], issue: &[SimTime], offset: SimTime, durations: &[SimTime]) {
-    for ((clock, issue), duration) in clock.iter_mut().zip(issue).zip(durations) {
-        clock.0 = clock.0.max(issue.0 + offset.0) + duration.0;
+    /// An op of the same duration on every rank.
+    pub(super) fn run(clock: &mut [SimTime], issue: &[SimTime], offset: SimTime, duration: SimTime) {
+        for (clock, issue) in clock.iter_mut().zip(issue) {
+            clock.0 = clock.0.max(issue.0 + offset.0) + duration.0;
+        }
     }
-}
 
-/// Waits for other times.
-pub(super) fn wait(clock: &mut [SimTime], other: &[SimTime]) {
-    for (clock, other) in clock.iter_mut().zip(other) {
-        clock.0 = clock.0.max(other.0);
+    /// An op with a duration per rank.
+    pub(super) fn run_each(clock: &mut [SimTime], issue: &[SimTime], offset: SimTime, durations: &[SimTime]) {
+        for ((clock, issue), duration) in clock.iter_mut().zip(issue).zip(durations) {
+            clock.0 = clock.0.max(issue.0 + offset.0) + duration.0;
+        }
     }
-}
 
-/// `into = from + offset`.
-pub(super) fn shift(into: &mut [SimTime], from: &[SimTime], offset: SimTime) {
-    for (into, from) in into.iter_mut().zip(from) {
-        into.0 = from.0 + offset.0;
+    /// When a stream comes to an op, without its clock being moved.
+    pub(super) fn arrive(into: &mut [SimTime], clock: &[SimTime], issue: &[SimTime], offset: SimTime) {
+        for ((into, clock), issue) in into.iter_mut().zip(clock).zip(issue) {
+            into.0 = clock.0.max(issue.0 + offset.0);
+        }
     }
-}
 
-/// `table[place] = value` for every rank.
-pub(super) fn scatter(table: &mut [SimTime], places: &[u32], values: &[SimTime]) {
-    for (place, value) in places.iter().zip(values) {
-        table[*place as usize] = *value;
+    /// Waits for other times.
+    pub(super) fn wait(clock: &mut [SimTime], other: &[SimTime]) {
+        for (clock, other) in clock.iter_mut().zip(other) {
+            clock.0 = clock.0.max(other.0);
+        }
     }
-}
 
-/// `into = max(into, table[place])` for every rank.
-pub(super) fn gather_max(into: &mut [SimTime], table: &[SimTime], places: &[u32]) {
-    for (into, place) in into.iter_mut().zip(places) {
-        into.0 = into.0.max(table[*place as usize].0);
+    /// `into = from + offset`.
+    pub(super) fn shift(into: &mut [SimTime], from: &[SimTime], offset: SimTime) {
+        for (into, from) in into.iter_mut().zip(from) {
+            into.0 = from.0 + offset.0;
+        }
+    }
+
+    /// Messages of two halves each: `send` and `receive` become their ends, which are so long after both have come. Returns the
+    /// latest arrival; ends may have wrapped if that is out of range.
+    pub(super) fn meet(send: &mut [SimTime], receive: &mut [SimTime], sent: SimTime, received: SimTime) -> SimTime {
+        let mut latest = 0;
+        for (send, receive) in send.iter_mut().zip(receive) {
+            let arrival = send.0.max(receive.0);
+            latest = latest.max(arrival);
+            send.0 = arrival.wrapping_add(sent.0);
+            receive.0 = arrival.wrapping_add(received.0);
+        }
+        SimTime(latest)
+    }
+
+    /// Sums of the low and of the high 32 bits of `ends - starts`.
+    fn halves(ends: &[SimTime], starts: &[SimTime]) -> (u64, u64) {
+        let (mut low, mut high) = (0, 0);
+        for (end, start) in ends.iter().zip(starts) {
+            let difference = end.0.wrapping_sub(start.0) as u64;
+            low += difference & 0xffff_ffff;
+            high += difference >> 32;
+        }
+        (low, high)
     }
 }
 
@@ -64,7 +91,12 @@ pub(super) fn lag(now: &[SimTime], before: &[SimTime]) -> Option<SimTime> {
     now.chunks(64).zip(before.chunks(64)).all(is_same).then_some(SimTime(lag))
 }
 
-/// Sum of `ends - starts`.
+/// Sum of `ends - starts`, which are not negative: low and high halves are summed apart, exactly.
 pub(super) fn total(ends: &[SimTime], starts: &[SimTime]) -> i128 {
-    ends.iter().zip(starts).map(|(end, start)| i128::from(end.0 - start.0)).sum()
+    let mut total = 0;
+    for (ends, starts) in ends.chunks(1 << 16).zip(starts.chunks(1 << 16)) {
+        let (low, high) = halves(ends, starts);
+        total += i128::from(low) + (i128::from(high) << 32);
+    }
+    total
 }

@@ -1,5 +1,6 @@
 //! The simulation against a brute-force evaluator, fed in every order, split in every way.
 
+mod batches;
 mod failures;
 pub(crate) mod jobs;
 pub(crate) mod laws;
