@@ -134,6 +134,14 @@ impl<'a> TemplateView<'a> {
         self.graph.templates.shapes[self.index].slots
     }
 
+    /// Is op `i` of both templates of one graph stored as the same? Then the ops are equal; the other way round need not hold.
+    pub(crate) fn shares_op(&self, other: &Self, i: usize) -> bool {
+        let gaps = &self.graph.templates.gap;
+        self.row_index(i) == other.row_index(i)
+            && gaps.get(self.start + i) == gaps.get(other.start + i)
+            && self.group(i) == other.group(i)
+    }
+
     /// Row of op `i`; its row index identifies equal ops of one graph.
     pub(super) fn row(&self, i: usize) -> OpRow {
         self.graph.ops.row(self.row_index(i))
