@@ -185,6 +185,8 @@ fn every_rank_its_own(profile: &Profile, dp: u32, is_other: bool) {
     let graph = every_program(dp, is_other);
     let own: BTreeMap<Rank, f64> = (0..graph.world_size()).map(|r| (Rank(r), 1.0 + f64::from(r) * 1e-6)).collect();
     let options = ReplayOptions::new(profile.clone());
+    // Known from the first call on.
+    let graph_bytes = graph.graph_bytes();
     let (result, memory) = memory_of(|| replay(&graph, &options).expect("no deadlock"));
     let shared = replay(&transformer(dp), &ReplayOptions { slow: own, ..options.clone() }).expect("no deadlock");
     assert_eq!(result.iteration_time_ns, shared.iteration_time_ns, "the same as with slow-downs");
@@ -196,7 +198,7 @@ fn every_rank_its_own(profile: &Profile, dp: u32, is_other: bool) {
         result.ops,
         taken.as_secs_f64() * 1e3,
         result.ops as f64 / taken.as_secs_f64() / 1e6,
-        graph.graph_bytes() as f64 / result.ops as f64,
+        graph_bytes as f64 / result.ops as f64,
         memory as f64 / result.ops as f64,
     );
 }
@@ -322,6 +324,7 @@ fn one_size(profile: &Profile, dp: u32) {
     let graph = transformer(dp);
     let slow = every_rank(graph.world_size());
     let options = ReplayOptions { slow, ..ReplayOptions::new(profile.clone()) };
+    assert!(graph.graph_bytes() > 0, "known from the first call on");
     let (first, memory) = memory_of(|| replay(&graph, &options).expect("no deadlock"));
     assert_eq!(first.ops_evaluated, graph.num_ops(), "every op is evaluated");
     let taken = cpu(|| assert_eq!(replay(&graph, &options).as_ref(), Ok(&first), "the same result every time"));

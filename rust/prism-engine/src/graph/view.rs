@@ -158,6 +158,15 @@ impl<'a> TemplateView<'a> {
         self.graph.templates.shapes[self.index].slots
     }
 
+    /// Is op `i` of both templates of one graph stored as the same? Then the ops are equal; the other way round need not hold.
+    pub(crate) fn shares_op(&self, other: &Self, i: usize) -> bool {
+        let columns = &self.graph.templates;
+        self.row_index(i) == other.row_index(i)
+            && self.gap.get(columns.gap.data(), i) == other.gap.get(columns.gap.data(), i)
+            && self.duration.get(columns.duration.data(), i) == other.duration.get(columns.duration.data(), i)
+            && self.group(i) == other.group(i)
+    }
+
     /// Row of op `i`, with its duration.
     pub(super) fn row(&self, i: usize) -> OpRow {
         let row = self.graph.ops.row(self.row_index(i));

@@ -30,13 +30,15 @@ pub(super) fn alike(graph: &Graph, ranks_of: Vec<Vec<u32>>, stretch: f64, may_lo
     let num_ranks: usize = ranks_of.iter().map(Vec::len).sum();
     let used = ranks_of.iter().filter(|ranks| !ranks.is_empty()).count();
     let looks = may_look && used > 1 && num_ranks < used * MOST_RANKS_PER_TEMPLATE;
-    let mut sets: Vec<(Alike, Vec<Op>)> = Vec::new();
+    let mut sets: Vec<(Alike, Option<Known<'_>>)> = Vec::new();
     for (template, ranks) in ranks_of.into_iter().enumerate().filter(|(_, ranks)| !ranks.is_empty()) {
         let template = TemplateId(template as u32);
-        let set = looks.then(|| sets.iter().position(|(_, ops)| is_alike(graph, template, ops, stretch))).flatten();
+        let view = graph.template(template);
+        let is_like = |known: &Option<Known<'_>>| known.as_ref().is_some_and(|known| is_alike(view, known, stretch));
+        let set = sets.iter().position(|(_, known)| is_like(known));
         let Some(set) = set else {
-            let ops = if looks { graph.template(template).iter().collect() } else { Vec::new() };
-            sets.push((Alike { template, ranks }, ops));
+            let known = looks.then(|| Known::new(view, stretch));
+            sets.push((Alike { template, ranks }, known));
             continue;
         };
         sets[set].0.ranks.extend(ranks);
@@ -53,16 +55,13 @@ pub(super) fn own_durations(graph: &Graph, ranks: &[u32]) -> OwnDurations {
     let template_of = |rank: &u32| graph.rank_template(Rank(*rank));
     let mut own = OwnDurations::new();
     let Some(first) = ranks.first().map(template_of) else { return own };
-    if ranks.iter().all(|rank| template_of(rank) == first) {
-        return own;
-    }
-    let templates: Vec<TemplateView<'_>> = ranks.iter().map(|rank| graph.template(template_of(rank))).collect();
-    for op in 0..templates[0].len() {
-        let duration = |at: usize| duration_of(&templates[at].op(op));
-        let Some(first) = duration(0) else { continue };
-        let all: Vec<SimTime> = (0..templates.len()).map(|at| duration(at).unwrap_or(first)).collect();
-        if all.iter().any(|duration| *duration != first) {
-            own.insert(op as u32, all);
+    let like = graph.template(first);
+    for (at, template) in ranks.iter().map(template_of).enumerate().filter(|(_, template)| *template != first) {
+        let view = graph.template(template);
+        for op in (0..view.len()).filter(|op| !view.shares_op(&like, *op)) {
+            if let (Some(duration), Some(common)) = (duration_of(&view.op(op)), duration_of(&like.op(op))) {
+                own.entry(op as u32).or_insert_with(|| vec![common; ranks.len()])[at] = duration;
+            }
         }
     }
     own
@@ -75,26 +74,42 @@ fn duration_of(op: &Op) -> Option<SimTime> {
     }
 }
 
-/// Does a template have these ops but for durations? No if its durations are out of range: then it fails by itself.
-fn is_alike(graph: &Graph, template: TemplateId, ops: &[Op], stretch: f64) -> bool {
-    let view = graph.template(template);
-    if view.len() != ops.len() {
+/// Does a template have the ops of another but for durations? No if its durations are out of range: then it fails by itself.
+fn is_alike(template: TemplateView<'_>, like: &Known<'_>, stretch: f64) -> bool {
+    if template.len() != like.view.len() {
         return false;
     }
-    let mut total = 0i64;
-    view.iter().zip(ops).all(|(mut op, like)| {
+    // Longer than the other by so much.
+    let mut longer = 0i64;
+    (0..template.len()).filter(|op| !template.shares_op(&like.view, *op)).all(|at| {
+        let (mut op, like) = (template.op(at), like.view.op(at));
         if let (OpKind::Compute { duration, .. }, OpKind::Compute { duration: other, .. }) = (&mut op.kind, &like.kind)
         {
-            total = total.saturating_add(duration.scaled(stretch).0);
-            let is_valid = *duration >= SimTime::ZERO;
-            *duration = *other;
-            if !is_valid {
+            if *duration < SimTime::ZERO {
                 return false;
             }
+            longer = longer.saturating_add((*duration - *other).scaled(stretch).0.max(0));
+            *duration = *other;
         }
-        total = total.saturating_add(op.host_gap.0.max(0));
-        op == *like && total <= MAX_TOTAL
-    })
+        op == like
+    }) && like.total.saturating_add(longer) <= MAX_TOTAL / 2
+}
+
+/// The first template of a set.
+struct Known<'a> {
+    view: TemplateView<'a>,
+    /// Its gaps and durations.
+    total: i64,
+}
+
+impl<'a> Known<'a> {
+    fn new(view: TemplateView<'a>, stretch: f64) -> Self {
+        let length = |op: Op| {
+            let duration = duration_of(&op).unwrap_or_default().scaled(stretch);
+            op.host_gap.0.max(0).saturating_add(duration.0.max(0))
+        };
+        Self { view, total: view.iter().map(length).fold(0, i64::saturating_add) }
+    }
 }
 
 #[cfg(test)]
