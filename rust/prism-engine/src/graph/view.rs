@@ -134,12 +134,16 @@ impl<'a> TemplateView<'a> {
         self.graph.templates.shapes[self.index].slots
     }
 
-    /// Is op `i` of both templates of one graph stored as the same? Then the ops are equal; the other way round need not hold.
-    pub(crate) fn shares_op(&self, other: &Self, i: usize) -> bool {
-        let gaps = &self.graph.templates.gap;
-        self.row_index(i) == other.row_index(i)
-            && gaps.get(self.start + i) == gaps.get(other.start + i)
-            && self.group(i) == other.group(i)
+    /// Ops, ascending, that this template and another of the graph, of as many ops, do not store as the same. All others are
+    /// equal; these may be.
+    pub(crate) fn differences(&self, other: &Self) -> Vec<usize> {
+        assert_eq!(self.len, other.len, "templates of as many ops");
+        let templates = &self.graph.templates;
+        let mut marks = vec![false; self.len];
+        for column in [&templates.row, &templates.gap, &templates.group] {
+            column.mark_differences(self.start, other.start, &mut marks);
+        }
+        (0..self.len).filter(|op| marks[*op]).collect()
     }
 
     /// Row of op `i`; its row index identifies equal ops of one graph.
