@@ -109,6 +109,20 @@ impl Indices {
         }
     }
 
+    /// Marks where the elements from `first` on differ from those from `second` on.
+    pub(crate) fn mark_differences(&self, first: usize, second: usize, marks: &mut [bool]) {
+        fn mark<T: PartialEq>(all: &[T], first: usize, second: usize, marks: &mut [bool]) {
+            let pairs = all[first..first + marks.len()].iter().zip(&all[second..second + marks.len()]);
+            marks.iter_mut().zip(pairs).for_each(|(mark, (a, b))| *mark |= a != b);
+        }
+        match self {
+            Self::Zero(_) => {}
+            Self::U8(all) => mark(all, first, second, marks),
+            Self::U16(all) => mark(all, first, second, marks),
+            Self::U32(all) => mark(all, first, second, marks),
+        }
+    }
+
     #[inline]
     pub(crate) fn get(&self, index: usize) -> u32 {
         match self {

@@ -37,6 +37,18 @@ impl Head {
         self.base.wrapping_add(self.step.wrapping_mul(self.raw(data, index)))
     }
 
+    /// Marks the values in which this list and another differ, as far as there are marks.
+    pub(crate) fn mark_differences(self, other: Self, data: &[u8], marks: &mut [bool]) {
+        let bytes = |list: Self| data.get(list.start..list.start + marks.len() * list.width);
+        let is_alike = (self.base, self.step, self.width) == (other.base, other.step, other.width);
+        if is_alike && bytes(self) == bytes(other) {
+            return;
+        }
+        for (index, mark) in marks.iter_mut().enumerate() {
+            *mark |= self.get(data, index) != other.get(data, index);
+        }
+    }
+
     /// Value `index` of a list with gaps ([`PackedBuilder::push_with_gaps`]).
     #[inline]
     pub(crate) fn get_if_any(self, data: &[u8], index: usize) -> Option<u64> {

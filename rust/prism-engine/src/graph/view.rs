@@ -158,13 +158,21 @@ impl<'a> TemplateView<'a> {
         self.graph.templates.shapes[self.index].slots
     }
 
-    /// Is op `i` of both templates of one graph stored as the same? Then the ops are equal; the other way round need not hold.
-    pub(crate) fn shares_op(&self, other: &Self, i: usize) -> bool {
-        let columns = &self.graph.templates;
-        self.row_index(i) == other.row_index(i)
-            && self.gap.get(columns.gap.data(), i) == other.gap.get(columns.gap.data(), i)
-            && self.duration.get(columns.duration.data(), i) == other.duration.get(columns.duration.data(), i)
-            && self.group(i) == other.group(i)
+    /// Ops, ascending, that this template and another of the graph, of as many ops, do not store as the same. All others are
+    /// equal; these may be.
+    pub(crate) fn differences(&self, other: &Self) -> Vec<usize> {
+        assert_eq!(self.len, other.len, "templates of as many ops");
+        let templates = &self.graph.templates;
+        let mut marks = vec![false; self.len];
+        templates.row.mark_differences(self.start, other.start, &mut marks);
+        for (mine, others, data) in [
+            (self.gap, other.gap, templates.gap.data()),
+            (self.group, other.group, templates.group.data()),
+            (self.duration, other.duration, templates.duration.data()),
+        ] {
+            mine.mark_differences(others, data, &mut marks);
+        }
+        (0..self.len).filter(|op| marks[*op]).collect()
     }
 
     /// Row of op `i`, with its duration.

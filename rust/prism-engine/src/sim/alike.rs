@@ -31,11 +31,15 @@ pub(super) fn alike(graph: &Graph, ranks_of: Vec<Vec<u32>>, stretch: f64, may_lo
     let used = ranks_of.iter().filter(|ranks| !ranks.is_empty()).count();
     let looks = may_look && used > 1 && num_ranks < used * MOST_RANKS_PER_TEMPLATE;
     let mut sets: Vec<(Alike, Option<Known<'_>>)> = Vec::new();
+    let mut latest = 0;
     for (template, ranks) in ranks_of.into_iter().enumerate().filter(|(_, ranks)| !ranks.is_empty()) {
         let template = TemplateId(template as u32);
         let view = graph.template(template);
         let is_like = |known: &Option<Known<'_>>| known.as_ref().is_some_and(|known| is_alike(view, known, stretch));
-        let set = sets.iter().position(|(_, known)| is_like(known));
+        // Ranks next to each other mostly do the same.
+        let is_latest = sets.get(latest).is_some_and(|(_, known)| is_like(known));
+        let set = is_latest.then_some(latest).or_else(|| sets.iter().position(|(_, known)| is_like(known)));
+        latest = set.unwrap_or(sets.len());
         let Some(set) = set else {
             let known = looks.then(|| Known::new(view, stretch));
             sets.push((Alike { template, ranks }, known));
@@ -53,18 +57,25 @@ pub(super) fn alike(graph: &Graph, ranks_of: Vec<Vec<u32>>, stretch: f64, may_lo
 /// Durations of the ops that differ between the templates of some ranks, which are alike.
 pub(super) fn own_durations(graph: &Graph, ranks: &[u32]) -> OwnDurations {
     let template_of = |rank: &u32| graph.rank_template(Rank(*rank));
-    let mut own = OwnDurations::new();
-    let Some(first) = ranks.first().map(template_of) else { return own };
+    let Some(first) = ranks.first().map(template_of) else { return OwnDurations::new() };
+    if ranks.iter().all(|rank| template_of(rank) == first) {
+        return OwnDurations::new();
+    }
     let like = graph.template(first);
+    let common: Vec<Option<SimTime>> = like.iter().map(|op| duration_of(&op)).collect();
+    let mut own: Vec<Vec<SimTime>> = vec![Vec::new(); common.len()];
     for (at, template) in ranks.iter().map(template_of).enumerate().filter(|(_, template)| *template != first) {
         let view = graph.template(template);
-        for op in (0..view.len()).filter(|op| !view.shares_op(&like, *op)) {
-            if let (Some(duration), Some(common)) = (duration_of(&view.op(op)), duration_of(&like.op(op))) {
-                own.entry(op as u32).or_insert_with(|| vec![common; ranks.len()])[at] = duration;
+        for op in view.differences(&like) {
+            if let (Some(duration), Some(common)) = (duration_of(&view.op(op)), common[op]) {
+                if own[op].is_empty() {
+                    own[op].resize(ranks.len(), common);
+                }
+                own[op][at] = duration;
             }
         }
     }
-    own
+    (0..).zip(own).filter(|(_, own)| !own.is_empty()).collect()
 }
 
 fn duration_of(op: &Op) -> Option<SimTime> {
@@ -81,8 +92,8 @@ fn is_alike(template: TemplateView<'_>, like: &Known<'_>, stretch: f64) -> bool 
     }
     // Longer than the other by so much.
     let mut longer = 0i64;
-    (0..template.len()).filter(|op| !template.shares_op(&like.view, *op)).all(|at| {
-        let (mut op, like) = (template.op(at), like.view.op(at));
+    template.differences(&like.view).into_iter().all(|at| {
+        let (mut op, like) = (template.op(at), &like.ops[at]);
         if let (OpKind::Compute { duration, .. }, OpKind::Compute { duration: other, .. }) = (&mut op.kind, &like.kind)
         {
             if *duration < SimTime::ZERO {
@@ -91,24 +102,27 @@ fn is_alike(template: TemplateView<'_>, like: &Known<'_>, stretch: f64) -> bool 
             longer = longer.saturating_add((*duration - *other).scaled(stretch).0.max(0));
             *duration = *other;
         }
-        op == like
+        op == *like
     }) && like.total.saturating_add(longer) <= MAX_TOTAL / 2
 }
 
 /// The first template of a set.
 struct Known<'a> {
     view: TemplateView<'a>,
+    ops: Vec<Op>,
     /// Its gaps and durations.
     total: i64,
 }
 
 impl<'a> Known<'a> {
     fn new(view: TemplateView<'a>, stretch: f64) -> Self {
-        let length = |op: Op| {
-            let duration = duration_of(&op).unwrap_or_default().scaled(stretch);
+        let ops: Vec<Op> = view.iter().collect();
+        let length = |op: &Op| {
+            let duration = duration_of(op).unwrap_or_default().scaled(stretch);
             op.host_gap.0.max(0).saturating_add(duration.0.max(0))
         };
-        Self { view, total: view.iter().map(length).fold(0, i64::saturating_add) }
+        let total = ops.iter().map(length).fold(0, i64::saturating_add);
+        Self { view, ops, total }
     }
 }
 
