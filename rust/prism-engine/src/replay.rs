@@ -1,24 +1,17 @@
 //! Replay of a whole job from its graph: every rank virtual.
 
+pub use crate::contention::Contention;
+use crate::contention::{Overlap, Traffic, evaluate};
 use crate::graph::Graph;
 use crate::ids::Rank;
+use crate::lower::{LowerOptions, StepMessages, lower};
 use crate::perturb::Perturbations;
 use crate::profile::Profile;
-use crate::sim::{DeviceTime, Peers, SimError, SimOptions, SimReport, Simulation};
+use crate::sim::{DeviceTime, Peers, SimError, SimOptions, SimReport, Simulation, add_constant_factors};
 use crate::units::SimTime;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// How concurrent communication shares the network.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Contention {
-    /// It does not: every operation has the network to itself.
-    #[default]
-    None,
-    /// Operations share links fairly while they overlap.
-    FairShare,
-}
 
 /// How to replay.
 #[derive(Clone, Debug)]
@@ -31,8 +24,14 @@ pub struct ReplayOptions {
     pub perturb: Perturbations,
     /// Evaluate ranks that cannot be told apart once, for as long as they cannot. Times are the same either way.
     pub symmetry: bool,
-    /// How concurrent communication shares the network.
+    /// How concurrent communication shares the network. With any sharing every message is evaluated, rank by rank.
     pub contention: Contention,
+    /// How much slower computations are beside communication. The same cost as contention, if there is any factor.
+    pub overlap: Overlap,
+    /// How finely collectives are cut where messages are evaluated.
+    pub step_messages: StepMessages,
+    /// Most messages that are evaluated.
+    pub max_messages: u64,
 }
 
 impl ReplayOptions {
@@ -40,7 +39,16 @@ impl ReplayOptions {
     #[must_use]
     pub fn new(profile: Profile) -> Self {
         let (slow, perturb) = (BTreeMap::new(), Perturbations::default());
-        Self { profile, slow, perturb, symmetry: true, contention: Contention::None }
+        Self {
+            profile,
+            slow,
+            perturb,
+            symmetry: true,
+            contention: Contention::None,
+            overlap: Overlap::default(),
+            step_messages: StepMessages::Fine,
+            max_messages: LowerOptions::MAX_MESSAGES,
+        }
     }
 }
 
@@ -71,11 +79,14 @@ pub struct ReplayResult {
     pub device_time_by_provenance: BTreeMap<crate::graph::op::Provenance, i64>,
     /// The rank whose last iteration ends last; of several, the lowest.
     pub critical_rank: Option<Rank>,
+    /// Where messages were evaluated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub traffic: Option<Traffic>,
 }
 
 /// Replays the job. Deterministic: depends on nothing but the arguments.
 pub fn replay(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<ReplayResult, SimError> {
-    let report = replay_ranks(graph, options)?;
+    let (report, traffic) = replay_with_traffic(graph, options)?;
     let total = report.ranks.iter().map(|rank| rank.final_time).max().unwrap_or_default();
     Ok(ReplayResult {
         world_size: graph.world_size(),
@@ -90,14 +101,28 @@ pub fn replay(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<ReplayResul
         device_time_by_provenance: report.device_time.by_provenance.clone(),
         critical_rank: report.critical_rank(),
         device_time: report.device_time,
+        traffic,
     })
 }
 
 /// Replays the job and tells about every rank.
 pub fn replay_ranks(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<SimReport, SimError> {
-    if options.contention == Contention::FairShare {
-        return Err(SimError::Unavailable { what: "contention \"fair-share\"".to_owned() });
+    Ok(replay_with_traffic(graph, options)?.0)
+}
+
+fn replay_with_traffic(
+    graph: &Arc<Graph>,
+    options: &ReplayOptions,
+) -> Result<(SimReport, Option<Traffic>), SimError> {
+    if options.contention == Contention::None && options.overlap.is_none() {
+        return Ok((replay_alone(graph, options)?, None));
     }
+    let (report, traffic) = replay_messages(graph, options)?;
+    Ok((report, Some(traffic)))
+}
+
+/// Replays without contention: operation by operation.
+fn replay_alone(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<SimReport, SimError> {
     if options.symmetry {
         let mut simulation = simulation(graph, options, true)?;
         if simulation.run().is_ok() {
@@ -108,6 +133,27 @@ pub fn replay_ranks(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<SimRe
     let mut simulation = simulation(graph, options, false)?;
     simulation.run()?;
     Ok(simulation.report())
+}
+
+/// Replays message by message, after a replay without contention has shown that everybody gets through.
+fn replay_messages(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<(SimReport, Traffic), SimError> {
+    if let Some(rule) = options.perturb.first_changing(graph.world_size()) {
+        let what = format!("the perturbation {rule} together with contention or overlap (constant stragglers are)");
+        return Err(SimError::Unavailable { what });
+    }
+    let alone = replay_alone(graph, options)?.ranks.iter().map(|rank| rank.final_time).max().unwrap_or_default();
+    let mut slow = options.slow.clone();
+    add_constant_factors(graph.world_size(), &mut slow, &options.perturb);
+    let lowering = LowerOptions {
+        slow,
+        step_messages: options.step_messages,
+        max_messages: options.max_messages,
+        ..LowerOptions::new(options.profile.clone())
+    };
+    let job = lower(graph, &lowering)?;
+    let evaluation = evaluate(&job, options.contention, &options.overlap)?;
+    let traffic = Traffic::new(&job, &evaluation, options.contention, &options.overlap, alone);
+    Ok((evaluation.report(&job), traffic))
 }
 
 fn simulation(graph: &Arc<Graph>, options: &ReplayOptions, symmetry: bool) -> Result<Simulation, SimError> {

@@ -2,6 +2,7 @@
 
 mod analysis;
 mod collective;
+mod contention;
 mod cost;
 mod graph;
 mod hybrid;

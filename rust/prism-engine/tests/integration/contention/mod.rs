@@ -1,0 +1,3 @@
+//! The job message by message: equal to the closed forms without contention, and what sharing does.
+
+mod alone;
