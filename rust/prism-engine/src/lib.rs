@@ -61,6 +61,7 @@ pub mod graph;
 pub mod hybrid;
 pub mod ids;
 pub mod lower;
+pub mod messages;
 pub mod perturb;
 pub mod profile;
 pub mod prune;

@@ -6,6 +6,7 @@ mod contention;
 mod cost;
 mod graph;
 mod hybrid;
+mod messages;
 mod perturb;
 mod sim;
 mod slice;

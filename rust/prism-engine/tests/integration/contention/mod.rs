@@ -1,3 +1,4 @@
 //! The job message by message: equal to the closed forms without contention, and what sharing does.
 
 mod alone;
+mod step;

@@ -1,0 +1,3 @@
+//! Message programs.
+
+mod program;
