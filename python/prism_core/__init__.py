@@ -18,6 +18,7 @@ from prism_core.errors import (
     ShimError,
     TorchMissingError,
 )
+from prism_core.export import export
 from prism_core.replay import ReplayResult, inspect, replay
 
 __version__ = tool_version()
@@ -39,6 +40,7 @@ __all__ = [
     "collect",
     "diagnose",
     "emulate",
+    "export",
     "inspect",
     "replay",
     "synthetic",

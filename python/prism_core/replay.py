@@ -8,14 +8,16 @@ import resource
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from prism_core import _native
 from prism_core.config import check_slow
 from prism_core.errors import ConfigError
 from prism_core.perturb import Perturb, perturbation_text
 
-Contention = Literal["none", "fair-share"]
+Contention = Literal["none", "fair-share", "fifo"]
+Messages = Literal["fine", "coarse"]
+Overlap: TypeAlias = str | os.PathLike[str] | Mapping[str, float]
 
 
 class ReplayResult:
@@ -45,6 +47,30 @@ class ReplayResult:
         return dict(self._document)
 
 
+def overlap_text(overlap: Overlap | None) -> str | None:
+    """Factors of overlap as TOML text.
+
+    Args:
+        overlap: As `replay` takes it.
+
+    Raises:
+        ConfigError: A file cannot be read, or a factor is no number.
+    """
+    if overlap is None:
+        return None
+    if isinstance(overlap, Mapping):
+        if any(isinstance(factor, bool) or not isinstance(factor, (int, float)) for factor in overlap.values()):
+            raise ConfigError(f"overlap is {dict(overlap)}: it must be numbers by class of work")
+        return "[overlap]\n" + "".join(f"{json.dumps(name)} = {float(factor)!r}\n" for name, factor in overlap.items())
+    if isinstance(overlap, str) and "\n" in overlap:
+        return overlap
+    try:
+        return Path(overlap).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigError(f"cannot read {overlap}: {reason}") from error
+
+
 def open_graph(path: str | os.PathLike[str]) -> _native.Graph:
     """Opens a graph file; `.txt` files are read as the text form."""
     location = Path(path)
@@ -62,16 +88,26 @@ def replay(
     symmetry: bool = True,
     slow: Mapping[int, float] | None = None,
     perturb: Perturb | None = None,
+    *,
+    overlap: Overlap | None = None,
+    messages: Messages = "fine",
 ) -> ReplayResult:
     """Replays a graph from virtual ranks only.
 
+    With contention or overlap every message is evaluated, rank by rank: time and memory grow with messages and ops
+    (`docs/contention.md`).
+
     Args:
         graph_or_path: The graph, or the path of its file.
-        contention: How messages share a network card.
+        contention: How messages share network cards and NVLink ports: `none` (each has them to itself), `fair-share`
+            (evenly while they overlap) or `fifo` (one at a time).
         symmetry: Evaluate equal ranks once.
         slow: Slow-down of single ranks' compute, for example `{4242: 1.3}`.
         perturb: Changes to the job: the path of a TOML file, TOML text, or a list of perturbations
             (`prism_core.perturb`) or of dictionaries like their tables.
+        overlap: How many times longer computations take beside communication: the path of a TOML file with a table
+            `[overlap]`, TOML text, or factors by class, for example `{"gemm": 1.15}`. By default the profile's own.
+        messages: Where messages are evaluated, `fine` cuts rings as NCCL does, `coarse` has one message per ring step.
 
     Returns:
         The result: iteration times in ns, ops evaluated, wall time, and more.
@@ -83,6 +119,8 @@ def replay(
         "perturb": perturbation_text(perturb),
         "contention": contention,
         "symmetry": symmetry,
+        "overlap": overlap_text(overlap),
+        "messages": messages,
     }
     document = json.loads(_native.replay_json(graph, json.dumps(options)))
     document["wall_ns"] = time.monotonic_ns() - start

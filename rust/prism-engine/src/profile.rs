@@ -10,6 +10,7 @@
 //! assert!(profile.config_text().contains("device.compute_capability=9.0\n"));
 //! ```
 
+use crate::contention::Overlap;
 use prism_wire::message::DataType;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -64,6 +65,9 @@ pub struct Profile {
     pub node: Node,
     /// Between the machines, and the collectives' own parameters.
     pub network: Network,
+    /// How much slower computing is beside communication. Without the table, not at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overlap: Option<Overlap>,
 }
 
 /// One GPU: the numbers CUDA reports, and how fast it works.

@@ -35,17 +35,17 @@ pub struct ReplayOptions {
 }
 
 impl ReplayOptions {
-    /// Full speed, no contention.
+    /// Full speed, no contention; overlap as the profile has it.
     #[must_use]
     pub fn new(profile: Profile) -> Self {
         let (slow, perturb) = (BTreeMap::new(), Perturbations::default());
         Self {
+            overlap: profile.overlap.unwrap_or_default(),
             profile,
             slow,
             perturb,
             symmetry: true,
             contention: Contention::None,
-            overlap: Overlap::default(),
             step_messages: StepMessages::Fine,
             max_messages: LowerOptions::MAX_MESSAGES,
         }

@@ -4,6 +4,7 @@
 
 mod diagnose;
 mod error;
+mod export;
 mod graph;
 mod replay;
 mod session;
@@ -20,6 +21,8 @@ mod _native {
     use super::diagnose::diagnose_json;
     #[pymodule_export]
     use super::error::{ConfigError, DeadlockError, GraphFormatError, MismatchError, PrismError, ShimError};
+    #[pymodule_export]
+    use super::export::export_goal;
     #[pymodule_export]
     use super::graph::{Graph, Recording, assemble};
     #[pymodule_export]

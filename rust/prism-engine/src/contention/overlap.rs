@@ -1,7 +1,7 @@
 //! Computing beside communication: how much slower each class of work is.
 
 use crate::graph::op::ComputeClass;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use thiserror::Error;
 
@@ -11,7 +11,7 @@ const MAX_FACTOR: f64 = 1000.0;
 const ONE: u32 = 1_000_000;
 
 /// Where factors come from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FactorProvenance {
     /// Observed on the machine that is emulated.
@@ -44,7 +44,8 @@ pub enum OverlapError {
 /// How many times longer computations take while any communication of the same rank is under way: from the moment the rank
 /// has come to a launch to the launch's end on the rank, waiting for peers included (the kernel occupies its multiprocessors
 /// while it waits). Factors are exact to a millionth.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Table", into = "Table")]
 pub struct Overlap {
     /// In millionths, by class.
     ppm: [u32; 5],
@@ -59,12 +60,30 @@ impl Default for Overlap {
 }
 
 /// The table of factors.
-#[derive(Deserialize)]
+#[derive(Deserialize, Serialize)]
 struct Table {
     #[serde(default)]
     provenance: FactorProvenance,
     #[serde(flatten)]
     factors: BTreeMap<String, f64>,
+}
+
+impl TryFrom<Table> for Overlap {
+    type Error = OverlapError;
+
+    fn try_from(table: Table) -> Result<Self, OverlapError> {
+        let factors = table.factors.iter().map(|(name, factor)| (name.as_str(), *factor));
+        Ok(Self { provenance: table.provenance, ..Self::new(factors)? })
+    }
+}
+
+impl From<Overlap> for Table {
+    fn from(overlap: Overlap) -> Self {
+        let named = CLASSES.iter().map(|(name, class)| (*name, overlap.ppm(*class)));
+        let factors = named.filter(|(_, ppm)| *ppm != ONE);
+        let factors = factors.map(|(name, ppm)| (name.to_owned(), f64::from(ppm) / f64::from(ONE))).collect();
+        Self { provenance: overlap.provenance, factors }
+    }
 }
 
 impl Overlap {
@@ -87,8 +106,7 @@ impl Overlap {
         let document: toml::Table = text.parse().map_err(|error: toml::de::Error| OverlapError::Text(error.to_string()))?;
         let Some(section) = document.get("overlap") else { return Ok(Self::default()) };
         let table: Table = section.clone().try_into().map_err(|error: toml::de::Error| OverlapError::Text(error.to_string()))?;
-        let factors = table.factors.iter().map(|(name, factor)| (name.as_str(), *factor));
-        Ok(Self { provenance: table.provenance, ..Self::new(factors)? })
+        table.try_into()
     }
 
     /// Does nothing change?
@@ -103,16 +121,17 @@ impl Overlap {
     }
 }
 
+/// Names of the classes.
+const CLASSES: [(&str, ComputeClass); 5] = [
+    ("gemm", ComputeClass::Gemm),
+    ("kernel", ComputeClass::Kernel),
+    ("memcpy", ComputeClass::Memcpy),
+    ("memset", ComputeClass::Memset),
+    ("operator", ComputeClass::Operator),
+];
+
 fn class_of(name: &str) -> Option<ComputeClass> {
-    use ComputeClass as C;
-    Some(match name {
-        "kernel" => C::Kernel,
-        "gemm" => C::Gemm,
-        "operator" => C::Operator,
-        "memcpy" => C::Memcpy,
-        "memset" => C::Memset,
-        _ => return None,
-    })
+    CLASSES.iter().find(|(known, _)| *known == name).map(|(_, class)| *class)
 }
 
 /// A computation that may be slowed down, in units in which full speed is its factor (in millionths) per picosecond and the

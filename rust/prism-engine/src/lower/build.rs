@@ -6,7 +6,7 @@
 
 use super::pattern::{Message, count, pattern};
 use super::ports::wire_between;
-use super::{Comm, Instance, Job, LowerOptions, Marks, NO_NODE, Nodes, PortMap, Transfer, Wire, Work};
+use super::{Comm, HOST, Instance, Job, LowerOptions, Marks, NO_NODE, Nodes, PortMap, Transfer, Wire, Work};
 use crate::collective::{CollectiveCall, ShapePool};
 use crate::contention::FULL;
 use crate::cost::comm::{Link, nanoseconds, transfer_time};
@@ -73,6 +73,11 @@ struct Waiting {
     is_send: bool,
     begin: u32,
     end: u32,
+}
+
+/// The lane of a stream.
+fn lane(stream: StreamId) -> u16 {
+    stream.0.saturating_add(1).min(u16::MAX.into()) as u16
 }
 
 struct Builder<'a> {
@@ -160,7 +165,7 @@ impl<'a> Builder<'a> {
         }
         self.close_group(&mut walk)?;
         let before: Vec<u32> = walk.streams.iter().flatten().copied().chain(walk.base).collect();
-        walk.marks.last = self.job.nodes.push(rank, Work::Join, SimTime::ZERO, before);
+        walk.marks.last = self.job.nodes.push(rank, HOST, Work::Join, SimTime::ZERO, before);
         Ok(walk.marks)
     }
 
@@ -234,7 +239,9 @@ impl<'a> Builder<'a> {
         {
             return Some(node);
         }
-        let node = self.job.nodes.push(walk.rank, Work::Join, walk.offset, walk.base);
+        // Issue times follow each other: the host does one thing at a time.
+        let (since, before) = walk.issue.map_or((SimTime::ZERO, walk.base), |(offset, node)| (offset, Some(node)));
+        let node = self.job.nodes.push(walk.rank, HOST, Work::Join, walk.offset - since, before);
         walk.issue = Some((walk.offset, node));
         Some(node)
     }
@@ -243,7 +250,7 @@ impl<'a> Builder<'a> {
     fn on_stream(&mut self, walk: &mut Walk, stream: StreamId, work: Work, delay: SimTime, other: Option<u32>) -> u32 {
         let (issue, last) = (self.issue(walk), *walk.stream(stream));
         let before = last.into_iter().chain(issue).chain(other);
-        let node = self.job.nodes.push(walk.rank, work, delay, before);
+        let node = self.job.nodes.push(walk.rank, lane(stream), work, delay, before);
         *walk.stream(stream) = Some(node);
         node
     }
@@ -255,7 +262,7 @@ impl<'a> Builder<'a> {
     /// The host waits.
     fn hold(&mut self, walk: &mut Walk, others: Vec<u32>) {
         let issue = self.issue(walk);
-        let node = self.job.nodes.push(walk.rank, Work::Join, SimTime::ZERO, issue.into_iter().chain(others));
+        let node = self.job.nodes.push(walk.rank, HOST, Work::Join, SimTime::ZERO, issue.into_iter().chain(others));
         (walk.base, walk.offset, walk.issue) = (Some(node), SimTime::ZERO, None);
     }
 
@@ -274,7 +281,7 @@ impl<'a> Builder<'a> {
         for (stream, ends) in ends {
             let end = match ends[..] {
                 [end] => end,
-                _ => self.job.nodes.push(walk.rank, Work::Join, SimTime::ZERO, ends),
+                _ => self.job.nodes.push(walk.rank, lane(stream), Work::Join, SimTime::ZERO, ends),
             };
             *walk.stream(stream) = Some(end);
         }
@@ -286,10 +293,9 @@ impl<'a> Builder<'a> {
         let slot = posted.slot.index();
         let comm = self.comm(self.graph.rank_slots(Rank(walk.rank))[slot]);
         let streams: Vec<u32> = posted.streams.iter().filter_map(|stream| *walk.stream(*stream)).collect();
+        let first = lane(posted.streams[0]);
         let before = streams.into_iter().chain(issue).chain(walk.slots[slot].1);
-        let begin = self.job.nodes.push(walk.rank, Work::Begin { enter: NO_NODE }, SimTime::ZERO, before);
-        let end = self.job.nodes.push(walk.rank, Work::End, SimTime::ZERO, [begin]);
-        walk.slots[slot].1 = Some(end);
+        let begin = self.job.nodes.push(walk.rank, first, Work::Begin { enter: NO_NODE }, SimTime::ZERO, before);
         let member = self.member(comm, walk.rank);
         // Collectives follow each other: each one's exit enters the next.
         let mut exit = None;
@@ -300,13 +306,15 @@ impl<'a> Builder<'a> {
             let enter = self.job.enters.len() as u32;
             self.job.enters.push((instance, member));
             if let Some((instance, member)) = exit {
-                let node = self.job.nodes.push(walk.rank, Work::Enter { enter }, SimTime::ZERO, []);
+                let node = self.job.nodes.push(walk.rank, first, Work::Enter { enter }, SimTime::ZERO, []);
                 self.set_exit(instance, member, node);
             } else {
                 self.job.nodes.work[begin as usize] = Work::Begin { enter };
             }
             exit = Some((instance, member));
         }
+        let end = self.job.nodes.push(walk.rank, first, Work::End, SimTime::ZERO, [begin]);
+        walk.slots[slot].1 = Some(end);
         if let Some((instance, member)) = exit {
             self.set_exit(instance, member, end);
         }
@@ -397,7 +405,7 @@ impl<'a> Builder<'a> {
         let (message, launch) = self.message(ranks, half.bytes());
         let transfer = self.job.transfers.len() as u32;
         self.job.transfers.push(Transfer { message, ranks, ends: (send.end, receive.end) });
-        self.job.nodes.push(ranks.0, Work::Transfer(transfer), launch, [send.begin, receive.begin]);
+        self.job.nodes.push(ranks.0, HOST, Work::Transfer(transfer), launch, [send.begin, receive.begin]);
         for end in [send.end, receive.end] {
             self.job.nodes.outside[end as usize] += 1;
         }

@@ -21,6 +21,7 @@
 //! Memory: about 60 bytes per op of a rank, whatever the number of messages, which are made while they travel.
 
 mod build;
+pub mod goal;
 mod pattern;
 mod ports;
 
@@ -38,6 +39,9 @@ use std::sync::Arc;
 
 /// No node.
 pub(crate) const NO_NODE: u32 = u32::MAX;
+
+/// The lane of the host.
+pub(crate) const HOST: u16 = 0;
 
 /// How finely collectives are cut into messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -136,6 +140,8 @@ pub(crate) struct Nodes {
     pub(crate) work: Vec<Work>,
     pub(crate) delay: Vec<SimTime>,
     pub(crate) rank: Vec<u32>,
+    /// [`HOST`], or 1 + the stream.
+    pub(crate) lane: Vec<u16>,
     /// Predecessors of node `n`: `before[start[n]..start[n + 1]]`.
     start: Vec<u32>,
     before: Vec<u32>,
@@ -153,7 +159,14 @@ impl Nodes {
         &self.before[self.start[node] as usize..self.start[node + 1] as usize]
     }
 
-    pub(crate) fn push(&mut self, rank: u32, work: Work, delay: SimTime, before: impl IntoIterator<Item = u32>) -> u32 {
+    pub(crate) fn push(
+        &mut self,
+        rank: u32,
+        lane: u16,
+        work: Work,
+        delay: SimTime,
+        before: impl IntoIterator<Item = u32>,
+    ) -> u32 {
         if self.start.is_empty() {
             self.start.push(0);
         }
@@ -162,6 +175,7 @@ impl Nodes {
         self.work.push(work);
         self.delay.push(delay);
         self.rank.push(rank);
+        self.lane.push(lane);
         self.outside.push(0);
         self.len() as u32 - 1
     }

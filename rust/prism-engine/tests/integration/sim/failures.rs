@@ -131,14 +131,6 @@ fn two_blocking_sends_face_to_face_are_a_cycle() {
     assert_eq!(found, vec![(Rank(0), "Send", vec![Rank(1)]), (Rank(1), "Send", vec![Rank(0)])]);
 }
 
-#[test]
-fn contention_is_not_available_yet() {
-    let graph = job(&[vec![]], &[]);
-    let options = ReplayOptions { contention: Contention::FairShare, ..ReplayOptions::new(profile()) };
-    let error = replay(&graph, &options).expect_err("not built");
-    assert_eq!(error.to_string(), "contention \"fair-share\" is not available");
-}
-
 fn stray_op() -> impl Strategy<Value = (u32, OpKind)> {
     let call = (0..2u32, 1..3u64).prop_map(|(slot, count)| call(slot, CollectiveKind::AllReduce, count, 0));
     let message = (any::<bool>(), 0..3u32).prop_map(|(is_send, peer)| message(0, is_send, peer, 4, 0));

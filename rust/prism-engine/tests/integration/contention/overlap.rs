@@ -1,0 +1,117 @@
+//! Computing beside communication.
+
+use super::alone::{finals, lowered};
+use super::{graph, op, us};
+use crate::sim::jobs::{call, compute, job, profile};
+use prism_engine::contention::{Contention, Overlap, evaluate, evaluate_by_events};
+use prism_engine::graph::op::CollectiveKind;
+use prism_engine::lower::{LowerOptions, lower};
+use prism_engine::replay::{ReplayOptions, replay};
+use proptest::prelude::*;
+
+fn kernels(factor: f64) -> Overlap {
+    Overlap::new([("kernel", factor)]).expect("in range")
+}
+
+/// A computation of 1,000 µs on stream 0 of both ranks beside an all-reduce on stream 1 that rank 1 comes to after `late` µs.
+fn beside(late: i64, overlap: Overlap) -> prism_engine::replay::ReplayResult {
+    let reduce = op(1, call(0, CollectiveKind::AllReduce, 1 << 20, 0));
+    let work = op(0, compute(us(1000)));
+    let late = op(1, prism_engine::graph::op::OpKind::Compute {
+        duration: us(late),
+        name: prism_engine::ids::NameId(0),
+        class: prism_engine::graph::op::ComputeClass::Memset,
+        provenance: prism_engine::graph::op::Provenance::Measured,
+    });
+    let programs = [vec![reduce, work], vec![late, reduce, work]];
+    let options = ReplayOptions { overlap, ..ReplayOptions::new(profile()) };
+    replay(&graph(&programs, &[vec![0, 1]]), &options).expect("no deadlock")
+}
+
+#[test]
+fn work_is_stretched_while_communication_is_under_way() {
+    let plain = beside(0, Overlap::default());
+    assert_eq!((plain.total_time_ns, plain.traffic), (1_000_000, None));
+    let reduce = plain.device_time.communication / 2;
+    // While the all-reduce runs, half of the work is done; the rest is done at full speed.
+    let slowed = beside(0, kernels(2.0));
+    let expected = 1_000_000 + reduce / 2;
+    assert!((slowed.total_time_ns - expected).abs() <= 1, "{} {expected}", slowed.total_time_ns);
+    let found = slowed.traffic.expect("by messages").overlap.expect("a factor");
+    assert!((found.stretched_ns - 2 * reduce).abs() <= 2 && (found.added_ns - reduce).abs() <= 2, "{found:?}");
+    assert_eq!(found.stretched_ppm, found.stretched_ns * 1_000_000 / found.compute_ns);
+}
+
+#[test]
+fn waiting_for_a_peer_counts_as_communication() {
+    // Rank 0 waits in its launch for 300 µs, and rank 1 comes late.
+    let reduce = beside(0, Overlap::default()).device_time.communication / 2;
+    let slowed = beside(300, kernels(1.5));
+    // Rank 0: slowed down for 300 µs + the all-reduce, a third of which is lost.
+    let expected = 1_000_000 + (300_000 + reduce) / 3;
+    assert!((slowed.total_time_ns - expected).abs() <= 1, "{} {expected}", slowed.total_time_ns);
+}
+
+#[test]
+fn work_within_communication_takes_its_factor() {
+    // 100 µs inside a wait of 2,000 µs.
+    let programs = [
+        vec![op(1, call(0, CollectiveKind::AllReduce, 4, 0)), op(0, compute(us(100)))],
+        vec![op(1, compute(us(2000))), op(1, call(0, CollectiveKind::AllReduce, 4, 0))],
+    ];
+    let job = lower(&graph(&programs, &[vec![0, 1]]), &LowerOptions::new(profile())).expect("fits");
+    let evaluation = evaluate(&job, Contention::FairShare, &kernels(1.3)).expect("no deadlock");
+    let found = evaluation.overlap_report(&job, &kernels(1.3)).expect("a factor");
+    assert_eq!((found.stretched_ns, found.added_ns, found.compute_ns), (130_000, 30_000, 2_130_000));
+}
+
+#[test]
+fn only_classes_with_a_factor_are_slowed() {
+    assert_eq!(beside(0, Overlap::new([("gemm", 3.0)]).expect("in range")).total_time_ns, 1_000_000);
+}
+
+#[test]
+fn factors_come_from_text() {
+    let text = "[overlap]\ngemm = 1.15\nkernel = 1.3\nprovenance = \"measured\"\n";
+    let overlap = Overlap::from_toml(text).expect("valid");
+    assert_eq!(Overlap { provenance: overlap.provenance, ..Overlap::new([("gemm", 1.15), ("kernel", 1.3)]).expect("valid") }, overlap);
+    let mut own = profile();
+    own.overlap = Some(overlap);
+    let again = prism_engine::profile::Profile::from_toml(&own.to_toml()).expect("valid");
+    assert_eq!((again.overlap, ReplayOptions::new(again).overlap), (Some(overlap), overlap));
+    for (text, expected) in [
+        ("[overlap]\ngem = 1.1\n", "overlap: there is no class of work \"gem\""),
+        ("[overlap]\ngemm = 0.9\n", "overlap: the factor of gemm is 0.9"),
+        ("[overlap]\ngemm = \"much\"\n", "overlap: "),
+        ("[overlap\n", "overlap: "),
+    ] {
+        let error = Overlap::from_toml(text).expect_err("not valid").to_string();
+        assert!(error.starts_with(expected), "{error}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn factors_of_one_change_nothing(job in job()) {
+        let lowered = lowered(&job);
+        let ones = Overlap::new([("kernel", 1.0), ("gemm", 1.0)]).expect("in range");
+        for rule in [Contention::None, Contention::FairShare, Contention::Fifo] {
+            let plain = evaluate(&lowered, rule, &Overlap::default()).expect("no deadlock").report(&lowered);
+            let factored = evaluate_by_events(&lowered, rule, &ones).expect("no deadlock").report(&lowered);
+            prop_assert_eq!(plain, factored);
+        }
+    }
+
+    #[test]
+    fn larger_factors_never_end_earlier(job in job()) {
+        let lowered = lowered(&job);
+        let mut before = finals(&evaluate(&lowered, Contention::None, &Overlap::default()).expect("no deadlock"), &lowered);
+        for factor in [1.000_001, 1.2, 2.0, 5.0] {
+            let after = finals(&evaluate(&lowered, Contention::None, &kernels(factor)).expect("no deadlock"), &lowered);
+            prop_assert!(before.iter().zip(&after).all(|(before, after)| before <= after), "factor {}", factor);
+            before = after;
+        }
+    }
+}
