@@ -110,10 +110,7 @@ pub fn replay_ranks(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<SimRe
     Ok(replay_with_traffic(graph, options)?.0)
 }
 
-fn replay_with_traffic(
-    graph: &Arc<Graph>,
-    options: &ReplayOptions,
-) -> Result<(SimReport, Option<Traffic>), SimError> {
+fn replay_with_traffic(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<(SimReport, Option<Traffic>), SimError> {
     if options.contention == Contention::None && options.overlap.is_none() {
         return Ok((replay_alone(graph, options)?, None));
     }

@@ -2,11 +2,11 @@
 
 use crate::error::{ConfigError, from_json, from_profile, from_sim};
 use crate::graph::Graph;
-use prism_engine::perturb::{Perturbations, World};
-use prism_engine::profile::Profile;
 use prism_engine::contention::{Contention, Overlap};
 use prism_engine::ids::Rank;
 use prism_engine::lower::{LowerOptions, StepMessages};
+use prism_engine::perturb::{Perturbations, World};
+use prism_engine::profile::Profile;
 use prism_engine::replay::{ReplayOptions, replay};
 use pyo3::prelude::*;
 use serde_json::Value;

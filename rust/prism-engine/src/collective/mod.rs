@@ -35,8 +35,8 @@ mod protocol;
 mod window;
 
 pub use p2p::{message, message_over};
-pub(crate) use plan::{quick_completion, ring_messages, way_of};
 pub use plan::{Algorithm, Choice, CollectiveCall, Scratch, choice, completion, uniform_cost};
+pub(crate) use plan::{quick_completion, ring_messages, way_of};
 pub use prism_wire::message::CollectiveKind;
 pub use protocol::Protocol;
 pub(crate) use protocol::{ProtocolCosts, Wiring};

@@ -26,7 +26,11 @@ enum Event {
     /// A delay of a node is over.
     Node(u32),
     /// A computation that may be slowed down may be over.
-    Compute { rank: u32, node: u32, version: u32 },
+    Compute {
+        rank: u32,
+        node: u32,
+        version: u32,
+    },
     /// A member takes part in a collective.
     Member(u32),
     Traffic(Traffic),
@@ -296,7 +300,9 @@ impl<'a> Engine<'a> {
 
     fn end_compute(&mut self, rank: u32, node: u32, version: u32) {
         let all = &mut self.gpus.running[rank as usize];
-        let Some(at) = all.iter().position(|running| (running.node, running.version) == (node, version)) else { return };
+        let Some(at) = all.iter().position(|running| (running.node, running.version) == (node, version)) else {
+            return;
+        };
         let mut running = all.remove(at);
         let is_slowed = self.gpus.launches[rank as usize] > 0;
         let passed = running.advance(is_slowed, self.now);

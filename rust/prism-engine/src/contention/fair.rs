@@ -95,7 +95,11 @@ impl FairShare {
         });
         let flow = &mut self.flows[number as usize];
         flow.more.clear();
-        if let [first, second] = *ports { flow.pair = [first, second] } else { flow.more.extend(ports) }
+        if let [first, second] = *ports {
+            flow.pair = [first, second]
+        } else {
+            flow.more.extend(ports)
+        }
         (flow.cap, flow.share, flow.since) = (cap, 0, now);
         flow.left = u128::from(occupancy.unsigned_abs()) * u128::from(cap);
         for port in ports {

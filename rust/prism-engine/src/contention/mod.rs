@@ -105,17 +105,22 @@ fn check_range(job: &Job, overlap: &Overlap) -> Result<(), SimError> {
     let delays: i128 = nodes
         .map(|(work, delay)| {
             let delay = i128::from(delay.as_ps());
-            if let Work::Compute(class, _) = work { delay * i128::from(overlap.ppm(*class)) / 1_000_000 + 1 } else { delay }
+            if let Work::Compute(class, _) = work {
+                delay * i128::from(overlap.ppm(*class)) / 1_000_000 + 1
+            } else {
+                delay
+            }
         })
         .sum();
     let per_pattern: Vec<i128> = job.patterns.iter().map(crate::lower::Pattern::work).collect();
     let collectives: i128 = job.instances.iter().map(|instance| per_pattern[instance.pattern as usize]).sum();
-    let time = |message: &crate::lower::Message| {
-        i128::from(message.occupancy.as_ps()) + i128::from(message.latency.as_ps())
-    };
+    let time =
+        |message: &crate::lower::Message| i128::from(message.occupancy.as_ps()) + i128::from(message.latency.as_ps());
     let messages: i128 = job.transfers.iter().map(|transfer| time(&transfer.message)).sum();
     if delays.saturating_add(collectives).saturating_add(messages) > MAX_WORK {
-        return Err(SimError::invalid("the work of all ranks adds up to more than 26 days: too much to evaluate by message"));
+        return Err(SimError::invalid(
+            "the work of all ranks adds up to more than 26 days: too much to evaluate by message",
+        ));
     }
     Ok(())
 }

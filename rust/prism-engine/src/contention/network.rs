@@ -55,9 +55,7 @@ impl<'a> Network<'a> {
         let rule = match contention {
             Contention::None => Rule::Alone,
             Contention::Fifo => Rule::Fifo(vec![0; ports as usize]),
-            Contention::FairShare => {
-                Rule::Fair { shares: Box::new(FairShare::new(ports)), carriers: Vec::new() }
-            }
+            Contention::FairShare => Rule::Fair { shares: Box::new(FairShare::new(ports)), carriers: Vec::new() },
         };
         let (routes, lane_ports, ports, ends) = (FxHashMap::default(), Vec::new(), Vec::new(), Vec::new());
         Self { job, rule, routes, lane_ports, ports, ends }
@@ -65,9 +63,7 @@ impl<'a> Network<'a> {
 
     pub(super) fn message(&self, carrier: Carrier) -> &'a Message {
         match carrier {
-            Carrier::Lane { instance, lane, number } => {
-                self.job.pattern(instance).message(lane, u64::from(number)).2
-            }
+            Carrier::Lane { instance, lane, number } => self.job.pattern(instance).message(lane, u64::from(number)).2,
             Carrier::Transfer(transfer) => &self.job.transfers[transfer as usize].message,
         }
     }
@@ -158,8 +154,11 @@ impl<'a> Network<'a> {
                     lane_ports.resize(start + count as usize + 1, 0);
                     for index in 0..count {
                         lane_ports[start + index as usize] = lane_ports.len() as u32;
-                        let (lane, number) =
-                            if pattern.is_listed() { (index / pattern.per_lane, index % pattern.per_lane) } else { (index, 0) };
+                        let (lane, number) = if pattern.is_listed() {
+                            (index / pattern.per_lane, index % pattern.per_lane)
+                        } else {
+                            (index, 0)
+                        };
                         let (from, to, message) = pattern.message(lane as u32, number);
                         let place = (&comm.members[..], &*comm.shape, &layout);
                         job.ports.of_members(place, (from, to), message.wire, lane_ports);
@@ -167,7 +166,11 @@ impl<'a> Network<'a> {
                     lane_ports[start + count as usize] = lane_ports.len() as u32;
                     (start as u32, 0)
                 });
-                let index = if pattern.is_listed() { u64::from(lane) * pattern.per_lane + u64::from(number) } else { lane.into() };
+                let index = if pattern.is_listed() {
+                    u64::from(lane) * pattern.per_lane + u64::from(number)
+                } else {
+                    lane.into()
+                };
                 let at = start as usize + index as usize;
                 ports.extend_from_slice(&lane_ports[lane_ports[at] as usize..lane_ports[at + 1] as usize]);
             }

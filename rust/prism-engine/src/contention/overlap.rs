@@ -103,9 +103,11 @@ impl Overlap {
     /// From TOML: a table `[overlap]` with a factor per class and `provenance = "measured"` or `"default"`. A text without
     /// the table has no factors.
     pub fn from_toml(text: &str) -> Result<Self, OverlapError> {
-        let document: toml::Table = text.parse().map_err(|error: toml::de::Error| OverlapError::Text(error.to_string()))?;
+        let document: toml::Table =
+            text.parse().map_err(|error: toml::de::Error| OverlapError::Text(error.to_string()))?;
         let Some(section) = document.get("overlap") else { return Ok(Self::default()) };
-        let table: Table = section.clone().try_into().map_err(|error: toml::de::Error| OverlapError::Text(error.to_string()))?;
+        let table: Table =
+            section.clone().try_into().map_err(|error: toml::de::Error| OverlapError::Text(error.to_string()))?;
         table.try_into()
     }
 

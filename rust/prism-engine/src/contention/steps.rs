@@ -86,7 +86,11 @@ impl<'a> Steps<'a> {
             return;
         }
         let entered = &self.entered[instance.exits as usize..(instance.exits + pattern.size) as usize];
-        if pattern.is_listed() { self.columns.run_listed(pattern, entered) } else { self.columns.run(pattern, entered) }
+        if pattern.is_listed() {
+            self.columns.run_listed(pattern, entered)
+        } else {
+            self.columns.run(pattern, entered)
+        }
         for member in 0..pattern.size {
             let time = self.columns.ends[member as usize];
             self.release(self.job.exit(number, member), time);
@@ -156,8 +160,7 @@ impl Columns {
             let mut left = SimTime::ZERO;
             for number in 0..pattern.per_lane {
                 let (from, to, message) = pattern.message(lane, number);
-                let together =
-                    if pattern.is_barrier { all } else { entered[from as usize].max(entered[to as usize]) };
+                let together = if pattern.is_barrier { all } else { entered[from as usize].max(entered[to as usize]) };
                 left = left.max(together) + message.occupancy;
                 ends[from as usize] = ends[from as usize].max(left);
                 ends[to as usize] = ends[to as usize].max(left + message.latency);

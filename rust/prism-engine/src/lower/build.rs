@@ -372,11 +372,7 @@ impl<'a> Builder<'a> {
         Ok(Some(instance))
     }
 
-    fn pattern(
-        &mut self,
-        shape: &crate::collective::CommShape,
-        call: &CollectiveCall,
-    ) -> Result<(u32, u64), SimError> {
+    fn pattern(&mut self, shape: &crate::collective::CommShape, call: &CollectiveCall) -> Result<(u32, u64), SimError> {
         if let Some(known) = self.patterns.get(&(shape.id, *call)) {
             return Ok(*known);
         }

@@ -232,10 +232,16 @@ impl<'a> Writer<'a> {
     fn collective(&mut self, node: u32, enter: u32, before: &[OpIndex]) -> Result<(), MessageError> {
         let Some(&(instance, member)) = self.job.enters.get(enter as usize) else { return Ok(()) };
         let pattern = self.job.pattern(instance);
-        let start =
-            if pattern.launch > SimTime::ZERO { vec![self.calc(node, pattern.launch, before)?] } else { before.to_vec() };
-        let ends =
-            if pattern.is_listed() { self.pairs(instance, member, &start)? } else { self.lanes(instance, member, &start)? };
+        let start = if pattern.launch > SimTime::ZERO {
+            vec![self.calc(node, pattern.launch, before)?]
+        } else {
+            before.to_vec()
+        };
+        let ends = if pattern.is_listed() {
+            self.pairs(instance, member, &start)?
+        } else {
+            self.lanes(instance, member, &start)?
+        };
         let exit = self.job.exit(instance, member);
         self.others.entry(exit).or_default().extend(if ends.is_empty() { start } else { ends });
         Ok(())

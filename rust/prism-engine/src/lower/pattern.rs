@@ -163,12 +163,7 @@ pub(super) fn count(shape: &CommShape, call: &CollectiveCall, step: StepMessages
 }
 
 /// Messages per rank, slices, and bytes of a message.
-fn ring(
-    n: u64,
-    costs: &ProtocolCosts,
-    call: &CollectiveCall,
-    step: StepMessages,
-) -> (u64, u64, u64) {
+fn ring(n: u64, costs: &ProtocolCosts, call: &CollectiveCall, step: StepMessages) -> (u64, u64, u64) {
     let (messages, bytes) = ring_messages(n, costs, call);
     match step {
         StepMessages::Fine => (messages, costs.slices, bytes),
@@ -272,13 +267,7 @@ impl Writer {
         }
     }
 
-    fn chain(
-        &mut self,
-        shape: &CommShape,
-        call: &CollectiveCall,
-        bytes: u64,
-        costs: &ProtocolCosts,
-    ) {
+    fn chain(&mut self, shape: &CommShape, call: &CollectiveCall, bytes: u64, costs: &ProtocolCosts) {
         let n = shape.len();
         // A broadcast starts at the root; a reduce starts behind it and ends there.
         let root = shape.position[call.root as usize] as usize;
@@ -325,8 +314,7 @@ impl Writer {
             let cards = (members as u32).min(shape.cards);
             let far_rate = shape.card.bytes_per_s.saturating_mul(u64::from(cards));
             let near = |count: u64| shape.nvlink.occupancy(each.saturating_mul(count));
-            let far =
-                |count: u64| transfer_time(each.saturating_mul(count).saturating_mul(members as u64), far_rate);
+            let far = |count: u64| transfer_time(each.saturating_mul(count).saturating_mul(members as u64), far_rate);
             let far_share = (FULL * u64::from(cards) / members as u64).max(1);
             let lane = self.lane(rank, rank, 0, Vec::new());
             debug_assert_eq!(lane, rank);
@@ -359,8 +347,7 @@ impl Writer {
         for distance in 1..n {
             let peer = (call.root + distance) % n;
             let is_inside = shape.node[peer as usize] == shape.node[call.root as usize];
-            let hop =
-                if is_inside { (shape.nvlink, Wire::NvLink, FULL) } else { (shape.card, Wire::Card, FULL) };
+            let hop = if is_inside { (shape.nvlink, Wire::NvLink, FULL) } else { (shape.card, Wire::Card, FULL) };
             let message = self.hop(hop, each);
             let (from, to) = if call.kind == CollectiveKind::Gather { (peer, call.root) } else { (call.root, peer) };
             self.pattern.singles.push(Single { from, to, message });

@@ -25,9 +25,13 @@ fn none() -> Overlap {
 }
 
 pub(super) fn finals(evaluation: &Evaluation, job: &prism_engine::lower::Job) -> Vec<SimTime> {
-    let times = |report: SimReport| report.ranks.into_iter().flat_map(|rank| {
-        rank.iteration_ends.into_iter().chain(rank.training_begin).chain([rank.final_time])
-    }).collect();
+    let times = |report: SimReport| {
+        report
+            .ranks
+            .into_iter()
+            .flat_map(|rank| rank.iteration_ends.into_iter().chain(rank.training_begin).chain([rank.final_time]))
+            .collect()
+    };
     times(evaluation.report(job))
 }
 
@@ -48,7 +52,8 @@ fn check_collective(graph: &Arc<Graph>, profile: &Profile, step: StepMessages, k
 
 fn kind() -> impl Strategy<Value = CollectiveKind> {
     use CollectiveKind as K;
-    let all = [K::AllReduce, K::AllGather, K::ReduceScatter, K::Broadcast, K::Reduce, K::AllToAll, K::Gather, K::Scatter];
+    let all =
+        [K::AllReduce, K::AllGather, K::ReduceScatter, K::Broadcast, K::Reduce, K::AllToAll, K::Gather, K::Scatter];
     prop::sample::select(all.to_vec())
 }
 

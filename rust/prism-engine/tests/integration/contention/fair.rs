@@ -20,7 +20,12 @@ fn wanted() -> impl Strategy<Value = Wanted> {
     let ports = prop::collection::btree_set(0..PORTS, 1..4).prop_map(|ports| ports.into_iter().collect());
     let cap = prop::sample::select(vec![FULL, FULL / 2, FULL / 3, FULL / 10, 1]);
     // Work of one unit of share would take 2^32 times as long.
-    (0..2000i64, ports, cap, 1..3000i64).prop_map(|(start, ports, cap, occupancy)| Wanted { start, ports, cap, occupancy })
+    (0..2000i64, ports, cap, 1..3000i64).prop_map(|(start, ports, cap, occupancy)| Wanted {
+        start,
+        ports,
+        cap,
+        occupancy,
+    })
 }
 
 /// Shares by the definition, flow by flow and port by port: O(flows^2 x ports).
@@ -38,7 +43,8 @@ fn shares(flows: &BTreeMap<usize, &Wanted>) -> BTreeMap<usize, u64> {
         let open = |at: &usize| !fixed.contains_key(at);
         let capped: Vec<usize> = flows.keys().copied().filter(|at| open(at) && flows[at].cap <= least).collect();
         if capped.is_empty() {
-            let bound = flows.keys().copied().filter(|at| open(at) && flows[at].ports.contains(&port)).collect::<Vec<_>>();
+            let bound =
+                flows.keys().copied().filter(|at| open(at) && flows[at].ports.contains(&port)).collect::<Vec<_>>();
             fixed.extend(bound.into_iter().map(|at| (at, least)));
         } else {
             fixed.extend(capped.into_iter().map(|at| (at, flows[&at].cap)));
@@ -148,8 +154,8 @@ proptest! {
 
     #[test]
     fn shares_are_max_min_fair(wanted in prop::collection::vec(wanted(), 1..14)) {
-        let mut problems = Vec::new();
-        engine(&wanted, |fair, flows| {
+        let (mut problems, wanted) = (Vec::new(), &wanted);
+        engine(wanted, |fair, flows| {
             let at_port = |port: u32| flows.iter().filter(move |(_, at)| wanted[**at].ports.contains(&port));
             for port in 0..PORTS {
                 let used: u64 = at_port(port).map(|(flow, _)| fair.share(*flow)).sum();

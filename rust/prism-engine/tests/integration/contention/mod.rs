@@ -25,7 +25,8 @@ pub(crate) fn us(us: i64) -> SimTime {
 pub(crate) fn graph(programs: &[Vec<Op>], comms: &[Vec<u32>]) -> Arc<Graph> {
     let mut builder = GraphBuilder::new(programs.len() as u32);
     builder.intern_name("work");
-    let made: Vec<_> = comms.iter().map(|members| builder.add_comm(members.iter().copied().map(Rank).collect())).collect();
+    let made: Vec<_> =
+        comms.iter().map(|members| builder.add_comm(members.iter().copied().map(Rank).collect())).collect();
     for (rank, program) in programs.iter().enumerate() {
         let template = builder.add_template(&format!("rank {rank}"), program).expect("valid");
         let own = comms.iter().zip(&made).filter(|(members, _)| members.contains(&(rank as u32)));

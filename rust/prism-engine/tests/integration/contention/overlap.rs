@@ -3,38 +3,47 @@
 use super::alone::{finals, lowered};
 use super::{graph, op, us};
 use crate::sim::jobs::{call, compute, job, profile};
+use prism_engine::contention::overlap::FactorProvenance;
 use prism_engine::contention::{Contention, Overlap, evaluate, evaluate_by_events};
-use prism_engine::graph::op::CollectiveKind;
+use prism_engine::graph::Graph;
+use prism_engine::graph::op::{CollectiveKind, ComputeClass, OpKind, Provenance};
+use prism_engine::ids::NameId;
 use prism_engine::lower::{LowerOptions, lower};
-use prism_engine::replay::{ReplayOptions, replay};
+use prism_engine::replay::{ReplayOptions, ReplayResult, replay, replay_ranks};
 use proptest::prelude::*;
+use std::sync::Arc;
 
 fn kernels(factor: f64) -> Overlap {
     Overlap::new([("kernel", factor)]).expect("in range")
 }
 
 /// A computation of 1,000 µs on stream 0 of both ranks beside an all-reduce on stream 1 that rank 1 comes to after `late` µs.
-fn beside(late: i64, overlap: Overlap) -> prism_engine::replay::ReplayResult {
-    let reduce = op(1, call(0, CollectiveKind::AllReduce, 1 << 20, 0));
+/// The iteration ends with the all-reduce.
+fn beside(late: i64) -> Arc<Graph> {
+    let (reduce, end) = (op(1, call(0, CollectiveKind::AllReduce, 1 << 20, 0)), op(1, OpKind::IterationEnd));
+    let (class, provenance) = (ComputeClass::Memset, Provenance::Measured);
+    let late = op(1, OpKind::Compute { duration: us(late), name: NameId(0), class, provenance });
     let work = op(0, compute(us(1000)));
-    let late = op(1, prism_engine::graph::op::OpKind::Compute {
-        duration: us(late),
-        name: prism_engine::ids::NameId(0),
-        class: prism_engine::graph::op::ComputeClass::Memset,
-        provenance: prism_engine::graph::op::Provenance::Measured,
-    });
-    let programs = [vec![reduce, work], vec![late, reduce, work]];
-    let options = ReplayOptions { overlap, ..ReplayOptions::new(profile()) };
-    replay(&graph(&programs, &[vec![0, 1]]), &options).expect("no deadlock")
+    graph(&[vec![reduce, end, work], vec![late, reduce, end, work]], &[vec![0, 1]])
+}
+
+fn replayed(late: i64, overlap: Overlap) -> ReplayResult {
+    replay(&beside(late), &ReplayOptions { overlap, ..ReplayOptions::new(profile()) }).expect("no deadlock")
+}
+
+/// When rank 0 leaves the all-reduce, ns.
+fn reduced(late: i64) -> i64 {
+    let report = replay_ranks(&beside(late), &ReplayOptions::new(profile())).expect("no deadlock");
+    report.ranks[0].iteration_ends[0].as_ns()
 }
 
 #[test]
 fn work_is_stretched_while_communication_is_under_way() {
-    let plain = beside(0, Overlap::default());
+    let plain = replayed(0, Overlap::default());
     assert_eq!((plain.total_time_ns, plain.traffic), (1_000_000, None));
-    let reduce = plain.device_time.communication / 2;
+    let reduce = reduced(0);
     // While the all-reduce runs, half of the work is done; the rest is done at full speed.
-    let slowed = beside(0, kernels(2.0));
+    let slowed = replayed(0, kernels(2.0));
     let expected = 1_000_000 + reduce / 2;
     assert!((slowed.total_time_ns - expected).abs() <= 1, "{} {expected}", slowed.total_time_ns);
     let found = slowed.traffic.expect("by messages").overlap.expect("a factor");
@@ -45,10 +54,10 @@ fn work_is_stretched_while_communication_is_under_way() {
 #[test]
 fn waiting_for_a_peer_counts_as_communication() {
     // Rank 0 waits in its launch for 300 µs, and rank 1 comes late.
-    let reduce = beside(0, Overlap::default()).device_time.communication / 2;
-    let slowed = beside(300, kernels(1.5));
-    // Rank 0: slowed down for 300 µs + the all-reduce, a third of which is lost.
-    let expected = 1_000_000 + (300_000 + reduce) / 3;
+    let slowed = replayed(300, kernels(1.5));
+    // Of the time that rank 0 is in the launch, a third is lost.
+    assert!(reduced(300) > 300_000);
+    let expected = 1_000_000 + reduced(300) / 3;
     assert!((slowed.total_time_ns - expected).abs() <= 1, "{} {expected}", slowed.total_time_ns);
 }
 
@@ -67,14 +76,16 @@ fn work_within_communication_takes_its_factor() {
 
 #[test]
 fn only_classes_with_a_factor_are_slowed() {
-    assert_eq!(beside(0, Overlap::new([("gemm", 3.0)]).expect("in range")).total_time_ns, 1_000_000);
+    assert_eq!(replayed(0, Overlap::new([("gemm", 3.0)]).expect("in range")).total_time_ns, 1_000_000);
 }
 
 #[test]
 fn factors_come_from_text() {
     let text = "[overlap]\ngemm = 1.15\nkernel = 1.3\nprovenance = \"measured\"\n";
     let overlap = Overlap::from_toml(text).expect("valid");
-    assert_eq!(Overlap { provenance: overlap.provenance, ..Overlap::new([("gemm", 1.15), ("kernel", 1.3)]).expect("valid") }, overlap);
+    let mut expected = Overlap::new([("gemm", 1.15), ("kernel", 1.3)]).expect("valid");
+    expected.provenance = FactorProvenance::Measured;
+    assert_eq!(overlap, expected);
     let mut own = profile();
     own.overlap = Some(overlap);
     let again = prism_engine::profile::Profile::from_toml(&own.to_toml()).expect("valid");
