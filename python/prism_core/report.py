@@ -116,11 +116,11 @@ def replay_text(document: Mapping[str, Any]) -> str:
 def _traffic_rows(traffic: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
     if traffic is None:
         return
-    alone = _seconds(traffic["total_time_alone_ns"])
+    alone = _times([traffic["total_time_alone_ns"]])
     yield "contention", f"{traffic['contention']}, {traffic['messages']:,} messages; {alone} without"
     if overlap := traffic.get("overlap"):
-        share, added = overlap["stretched_ppm"] / 1e4, _seconds(overlap["added_ns"])
-        yield "overlap", f"{share:.1f}% of compute time slowed down, {added} added ({overlap['provenance']} factors)"
+        share, added = overlap["stretched_ppm"] / 1e4, _times([overlap["added_ns"]])
+        yield "overlap", f"{share:.1f}% of compute time slowed down, {added} added over all ranks ({overlap['provenance']} factors)"
 
 
 def inspect_text(document: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ mod alone;
 mod fair;
 mod goal;
 mod overlap;
+mod rules;
 mod step;
 
 use crate::sim::jobs::{call, compute};
