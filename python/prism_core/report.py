@@ -119,8 +119,8 @@ def _traffic_rows(traffic: Mapping[str, Any] | None) -> Iterable[tuple[str, str]
     alone = _times([traffic["total_time_alone_ns"]])
     yield "contention", f"{traffic['contention']}, {traffic['messages']:,} messages; {alone} without"
     if overlap := traffic.get("overlap"):
-        share, added = overlap["stretched_ppm"] / 1e4, _times([overlap["added_ns"]])
-        yield "overlap", f"{share:.1f}% of compute time slowed down, {added} added over all ranks ({overlap['provenance']} factors)"
+        share, added, source = overlap["stretched_ppm"] / 1e4, _times([overlap["added_ns"]]), overlap["provenance"]
+        yield "overlap", f"{share:.1f}% of compute time slowed down, {added} added in all ({source} factors)"
 
 
 def inspect_text(document: Mapping[str, Any]) -> str:

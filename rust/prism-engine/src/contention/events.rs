@@ -3,14 +3,13 @@
 use super::live::Live;
 use super::network::{Carrier, Event as Traffic, Network};
 use super::overlap::{Overlap, Running};
+use super::queue::{Event, Queue};
 use super::{Contention, Evaluation, stuck};
 use crate::lower::{Job, NO_NODE, Work};
 use crate::sim::SimError;
 use crate::units::SimTime;
-use std::cmp::Ordering;
-use std::collections::BinaryHeap;
 
-/// Times of all nodes. O(log of events under way) per node and message, besides what the network's rule costs.
+/// Times of all nodes. Some ten queue operations per message, besides what the network's rule costs.
 pub(super) fn evaluate(job: &Job, contention: Contention, overlap: &Overlap) -> Result<Evaluation, SimError> {
     let mut engine = Engine::new(job, contention, *overlap);
     engine.run();
@@ -19,55 +18,6 @@ pub(super) fn evaluate(job: &Job, contention: Contention, overlap: &Overlap) -> 
     }
     let Gpus { stretched, added, .. } = engine.gpus;
     Ok(Evaluation { ends: engine.ends, stretched, added })
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Event {
-    /// A delay of a node is over.
-    Node(u32),
-    /// A computation that may be slowed down may be over.
-    Compute {
-        rank: u32,
-        node: u32,
-        version: u32,
-    },
-    /// A member takes part in a collective.
-    Member(u32),
-    Traffic(Traffic),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Timed {
-    time: i64,
-    sequence: u64,
-    event: Event,
-}
-
-impl Ord for Timed {
-    fn cmp(&self, other: &Self) -> Ordering {
-        // The earliest first.
-        (other.time, other.sequence).cmp(&(self.time, self.sequence))
-    }
-}
-
-impl PartialOrd for Timed {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-/// Events to come; of those at the same time, the one made first is first.
-#[derive(Default)]
-struct Queue {
-    heap: BinaryHeap<Timed>,
-    sequence: u64,
-}
-
-impl Queue {
-    fn push(&mut self, time: i64, event: Event) {
-        self.heap.push(Timed { time, sequence: self.sequence, event });
-        self.sequence += 1;
-    }
 }
 
 /// What runs on each rank's GPU.
@@ -127,11 +77,11 @@ impl<'a> Engine<'a> {
     fn run(&mut self) {
         self.run_ready();
         loop {
-            if self.queue.heap.peek().is_none_or(|next| next.time > self.now) {
+            if self.queue.is_over() {
                 let queue = &mut self.queue;
                 self.network.settle(self.now, |time, event| queue.push(time, Event::Traffic(event)));
             }
-            let Some(Timed { time, event, .. }) = self.queue.heap.pop() else { return };
+            let Some((time, event)) = self.queue.pop() else { return };
             self.now = time;
             self.handle(event);
             self.run_ready();

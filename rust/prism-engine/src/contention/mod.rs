@@ -23,6 +23,7 @@ pub mod fair;
 mod live;
 mod network;
 pub mod overlap;
+mod queue;
 mod report;
 mod steps;
 

@@ -5,6 +5,9 @@ use super::{Contention, FULL};
 use crate::lower::{Job, Message};
 use rustc_hash::FxHashMap;
 
+/// Not looked up yet.
+const UNKNOWN: u32 = u32::MAX;
+
 /// A message of the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Carrier {
@@ -31,9 +34,11 @@ pub(super) enum Event {
 pub(super) struct Network<'a> {
     job: &'a Job,
     rule: Rule,
-    /// Ports of the lanes of each communicator and pattern: `(start, ports per lane)` in `lane_ports`.
-    routes: FxHashMap<(u32, u32), (u32, u32)>,
-    lane_ports: Vec<u32>,
+    /// By communicator and pattern, where in `route_ports` its index begins; the same by instance.
+    routes: FxHashMap<(u32, u32), u32>,
+    starts: Vec<u32>,
+    /// Indices of ports (where those of a lane begin, and the end), each with its ports behind it.
+    route_ports: Vec<u32>,
     ports: Vec<u32>,
     ends: Vec<End>,
 }
@@ -57,8 +62,9 @@ impl<'a> Network<'a> {
             Contention::Fifo => Rule::Fifo(vec![0; ports as usize]),
             Contention::FairShare => Rule::Fair { shares: Box::new(FairShare::new(ports)), carriers: Vec::new() },
         };
-        let (routes, lane_ports, ports, ends) = (FxHashMap::default(), Vec::new(), Vec::new(), Vec::new());
-        Self { job, rule, routes, lane_ports, ports, ends }
+        let starts = vec![UNKNOWN; job.instances.len()];
+        let (routes, route_ports, ports, ends) = (FxHashMap::default(), Vec::new(), Vec::new(), Vec::new());
+        Self { job, rule, routes, starts, route_ports, ports, ends }
     }
 
     pub(super) fn message(&self, carrier: Carrier) -> &'a Message {
@@ -135,46 +141,45 @@ impl<'a> Network<'a> {
 
     /// Leaves the ports of a message in `self.ports`, sending ones first.
     fn find_ports(&mut self, carrier: Carrier) {
-        let Self { job, routes, lane_ports, ports, .. } = self;
-        ports.clear();
+        self.ports.clear();
         match carrier {
             Carrier::Transfer(transfer) => {
-                let transfer = &job.transfers[transfer as usize];
-                job.ports.of_ranks(transfer.ranks, transfer.message.wire, ports);
+                let transfer = &self.job.transfers[transfer as usize];
+                self.job.ports.of_ranks(transfer.ranks, transfer.message.wire, &mut self.ports);
             }
             Carrier::Lane { instance, lane, number } => {
-                let at = &job.instances[instance as usize];
-                let (pattern, comm) = (job.pattern(instance), job.comm(instance));
-                let key = (at.comm, at.pattern);
-                // Lanes of one pattern may pass different numbers of ports: what is kept is where each lane's begin.
-                let (start, _) = *routes.entry(key).or_insert_with(|| {
-                    let layout = job.ports.layout(&comm.members, &comm.shape);
-                    let count = if pattern.is_listed() { pattern.num_messages() } else { pattern.lanes.len() as u64 };
-                    let start = lane_ports.len();
-                    lane_ports.resize(start + count as usize + 1, 0);
-                    for index in 0..count {
-                        lane_ports[start + index as usize] = lane_ports.len() as u32;
-                        let (lane, number) = if pattern.is_listed() {
-                            (index / pattern.per_lane, index % pattern.per_lane)
-                        } else {
-                            (index, 0)
-                        };
-                        let (from, to, message) = pattern.message(lane as u32, number);
-                        let place = (&comm.members[..], &*comm.shape, &layout);
-                        job.ports.of_members(place, (from, to), message.wire, lane_ports);
-                    }
-                    lane_ports[start + count as usize] = lane_ports.len() as u32;
-                    (start as u32, 0)
-                });
-                let index = if pattern.is_listed() {
-                    u64::from(lane) * pattern.per_lane + u64::from(number)
-                } else {
-                    lane.into()
-                };
-                let at = start as usize + index as usize;
-                ports.extend_from_slice(&lane_ports[lane_ports[at] as usize..lane_ports[at + 1] as usize]);
+                if self.starts[instance as usize] == UNKNOWN {
+                    self.starts[instance as usize] = self.route(instance);
+                }
+                let pattern = self.job.pattern(instance);
+                let index = if pattern.is_listed() { lane * pattern.per_lane as u32 + number } else { lane };
+                let at = (self.starts[instance as usize] + index) as usize;
+                let (from, to) = (self.route_ports[at] as usize, self.route_ports[at + 1] as usize);
+                self.ports.extend_from_slice(&self.route_ports[from..to]);
             }
         }
+    }
+
+    /// Where in `route_ports` it says where the ports of each lane (each message, where they are listed) begin.
+    fn route(&mut self, instance: u32) -> u32 {
+        let Self { job, routes, route_ports, .. } = self;
+        let at = &job.instances[instance as usize];
+        let (pattern, comm) = (job.pattern(instance), job.comm(instance));
+        *routes.entry((at.comm, at.pattern)).or_insert_with(|| {
+            let layout = job.ports.layout(&comm.members, &comm.shape);
+            let place = (&comm.members[..], &*comm.shape, &layout);
+            let per_lane = if pattern.is_listed() { pattern.per_lane } else { 1 };
+            let count = pattern.lanes.len() as u64 * per_lane;
+            let start = route_ports.len();
+            route_ports.resize(start + count as usize + 1, 0);
+            for index in 0..count {
+                route_ports[start + index as usize] = route_ports.len() as u32;
+                let (from, to, message) = pattern.message((index / per_lane) as u32, index % per_lane);
+                job.ports.of_members(place, (from, to), message.wire, route_ports);
+            }
+            route_ports[start + count as usize] = route_ports.len() as u32;
+            start as u32
+        })
     }
 }
 

@@ -87,8 +87,8 @@ fn slow_ranks_and_constant_stragglers_are_honoured() {
 #[test]
 fn other_perturbations_are_refused_by_name() {
     let graph = at_once(2, &[(0, 1)]);
-    let jitter = "[[perturb]]\nkind = \"jitter\"\ndistribution = \"lognormal\"\nsigma = 0.1\nseed = 1\n";
-    let link = "[[perturb]]\nkind = \"slow_link\"\nranks = [0]\nbandwidth = 0.5\n";
+    let jitter = "[[perturb]]\nkind = \"jitter\"\nranks = \"all\"\ndistribution = \"lognormal\"\nmu = 0\nsigma = 0.1\nmode = \"multiply\"\nseed = 1\n";
+    let link = "[[perturb]]\nkind = \"slow-link\"\nranks = [0]\nbandwidth_factor = 0.5\n";
     for (text, name) in [(jitter, "Jitter"), (link, "SlowLink")] {
         let perturb = rules(2, text);
         let options = ReplayOptions { perturb, contention: Contention::Fifo, ..ReplayOptions::new(profile()) };
