@@ -1,6 +1,6 @@
 //! The job event by event, in order of time.
 
-use super::live::Live;
+use super::live::Collectives;
 use super::network::{Carrier, Event as Traffic, Network};
 use super::overlap::{Overlap, Running};
 use super::queue::{Event, Queue};
@@ -43,8 +43,7 @@ struct Engine<'a> {
     queue: Queue,
     now: i64,
     network: Network<'a>,
-    live: Vec<Option<Box<Live>>>,
-    spare: Vec<Box<Live>>,
+    live: Collectives,
     gpus: Gpus,
     lanes: Vec<u32>,
     out: Vec<u32>,
@@ -65,8 +64,7 @@ impl<'a> Engine<'a> {
             queue: Queue::default(),
             now: 0,
             network: Network::new(job, contention),
-            live: (0..job.instances.len()).map(|_| None).collect(),
-            spare: Vec::new(),
+            live: Collectives::new(job.instances.len()),
             gpus: Gpus { launches: vec![0; ranks], running: vec![Vec::new(); ranks], ..Gpus::default() },
             lanes: Vec::new(),
             out: Vec::new(),
@@ -165,12 +163,7 @@ impl<'a> Engine<'a> {
     fn take_part(&mut self, enter: u32) {
         let (number, member) = self.job.enters[enter as usize];
         let pattern = self.job.pattern(number);
-        let spare = &mut self.spare;
-        let live = self.live[number as usize].get_or_insert_with(|| {
-            let mut live = spare.pop().unwrap_or_default();
-            live.reset(pattern);
-            live
-        });
+        let live = self.live.enter(number, pattern);
         live.enter(pattern, member, &mut self.lanes, &mut self.out);
         self.go_on(number);
     }
@@ -188,7 +181,7 @@ impl<'a> Engine<'a> {
             Carrier::Transfer(transfer) => self.release(self.job.transfers[transfer as usize].ends.0),
             Carrier::Lane { instance, lane, number } => {
                 let pattern = self.job.pattern(instance);
-                let live = self.live[instance as usize].as_mut().expect("a message of it is under way");
+                let live = self.live.of(instance);
                 live.left(pattern, lane, number, &mut self.out);
                 self.lanes.push(lane);
                 self.go_on(instance);
@@ -201,7 +194,7 @@ impl<'a> Engine<'a> {
             Carrier::Transfer(transfer) => self.release(self.job.transfers[transfer as usize].ends.1),
             Carrier::Lane { instance, lane, number } => {
                 let pattern = self.job.pattern(instance);
-                let live = self.live[instance as usize].as_mut().expect("a message of it is under way");
+                let live = self.live.of(instance);
                 live.arrived(pattern, lane, number, &mut self.out);
                 self.lanes.extend(pattern.fed(lane));
                 self.go_on(instance);
@@ -214,7 +207,7 @@ impl<'a> Engine<'a> {
         let pattern = self.job.pattern(instance);
         for index in 0..self.lanes.len() {
             let lane = self.lanes[index];
-            let live = self.live[instance as usize].as_mut().expect("it goes on");
+            let live = self.live.of(instance);
             if let Some(number) = live.send(pattern, lane) {
                 self.send(Carrier::Lane { instance, lane, number });
             }
@@ -222,9 +215,9 @@ impl<'a> Engine<'a> {
         self.lanes.clear();
         for index in 0..self.out.len() {
             self.release(self.job.exit(instance, self.out[index]));
-            let live = self.live[instance as usize].as_mut().expect("it goes on");
+            let live = self.live.of(instance);
             if live.leave(pattern) {
-                self.spare.extend(self.live[instance as usize].take());
+                self.live.end(instance);
             }
         }
         self.out.clear();

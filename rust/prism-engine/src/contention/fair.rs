@@ -95,10 +95,9 @@ impl FairShare {
         });
         let flow = &mut self.flows[number as usize];
         flow.more.clear();
-        if let [first, second] = *ports {
-            flow.pair = [first, second]
-        } else {
-            flow.more.extend(ports)
+        match *ports {
+            [first, second] => flow.pair = [first, second],
+            _ => flow.more.extend(ports),
         }
         (flow.cap, flow.share, flow.since) = (cap, 0, now);
         flow.left = u128::from(occupancy.unsigned_abs()) * u128::from(cap);
@@ -168,7 +167,8 @@ impl FairShare {
     /// Collects the flows and ports connected to a port.
     fn gather(&mut self, port: u32) {
         let Self { flows, ports, near_flows, near_ports, stamp, .. } = self;
-        (near_flows.clear(), near_ports.clear());
+        near_flows.clear();
+        near_ports.clear();
         near_ports.push(port);
         ports[port as usize].stamp = *stamp;
         let mut next = 0;
@@ -208,7 +208,9 @@ impl FairShare {
             (port.left, port.count) = (FULL, port.flows.len() as u64);
             heap.push(Reverse((FULL / port.count, *number)));
         }
-        near_flows.iter().for_each(|flow| flows[*flow as usize].is_fixed = false);
+        for flow in near_flows.iter() {
+            flows[*flow as usize].is_fixed = false;
+        }
         near_flows.sort_unstable_by_key(|flow| (flows[*flow as usize].cap, *flow));
         let mut capped = 0;
         while let Some(Reverse((division, number))) = heap.pop() {

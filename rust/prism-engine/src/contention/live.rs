@@ -1,6 +1,48 @@
-//! A collective under way.
+//! Collectives under way.
 
 use crate::lower::Pattern;
+
+/// No place.
+const NOT_UNDER_WAY: u32 = u32::MAX;
+
+/// The state of each instance from its first member's coming to its last member's going. Memory: that of the most at one time,
+/// and four bytes per instance.
+#[derive(Debug)]
+pub(super) struct Collectives {
+    /// By instance.
+    places: Vec<u32>,
+    states: Vec<Live>,
+    free: Vec<u32>,
+}
+
+impl Collectives {
+    pub(super) fn new(num_instances: usize) -> Self {
+        Self { places: vec![NOT_UNDER_WAY; num_instances], states: Vec::new(), free: Vec::new() }
+    }
+
+    /// An instance under way.
+    pub(super) fn of(&mut self, instance: u32) -> &mut Live {
+        &mut self.states[self.places[instance as usize] as usize]
+    }
+
+    /// An instance to which a member comes.
+    pub(super) fn enter(&mut self, instance: u32, pattern: &Pattern) -> &mut Live {
+        if self.places[instance as usize] == NOT_UNDER_WAY {
+            let place = self.free.pop().unwrap_or_else(|| {
+                self.states.push(Live::default());
+                self.states.len() as u32 - 1
+            });
+            self.states[place as usize].reset(pattern);
+            self.places[instance as usize] = place;
+        }
+        self.of(instance)
+    }
+
+    /// The last member has gone.
+    pub(super) fn end(&mut self, instance: u32) {
+        self.free.push(std::mem::replace(&mut self.places[instance as usize], NOT_UNDER_WAY));
+    }
+}
 
 /// State of the lanes and members of one instance.
 #[derive(Debug, Default)]

@@ -187,8 +187,10 @@ impl<'a> Network<'a> {
 /// cannot use a whole port leaves the rest to others.
 fn occupy(free: &mut [i64], ports: &[u32], now: i64, message: &Message) -> i64 {
     let start = ports.iter().map(|port| free[*port as usize]).fold(now, i64::max);
-    let busy = (message.occupancy.as_ps().unsigned_abs() as u128 * u128::from(message.share)).div_ceil(FULL.into());
+    let busy = (u128::from(message.occupancy.as_ps().unsigned_abs()) * u128::from(message.share)).div_ceil(FULL.into());
     let until = start + busy as i64;
-    ports.iter().for_each(|port| free[*port as usize] = until);
+    for port in ports {
+        free[*port as usize] = until;
+    }
     start
 }

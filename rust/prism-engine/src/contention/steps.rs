@@ -87,9 +87,9 @@ impl<'a> Steps<'a> {
         }
         let entered = &self.entered[instance.exits as usize..(instance.exits + pattern.size) as usize];
         if pattern.is_listed() {
-            self.columns.run_listed(pattern, entered)
+            self.columns.run_listed(pattern, entered);
         } else {
-            self.columns.run(pattern, entered)
+            self.columns.run(pattern, entered);
         }
         for member in 0..pattern.size {
             let time = self.columns.ends[member as usize];
@@ -115,7 +115,9 @@ impl Columns {
     fn run(&mut self, pattern: &Pattern, entered: &[SimTime]) {
         let lanes = pattern.lanes.len();
         let Self { entered: from, occupancy, latency, left, arrived, ends } = self;
-        (from.clear(), occupancy.clear(), latency.clear());
+        for column in [&mut *from, occupancy, latency] {
+            column.clear();
+        }
         for lane in 0..lanes as u32 {
             let (sender, _, message) = pattern.message(lane, 0);
             from.push(entered[sender as usize]);

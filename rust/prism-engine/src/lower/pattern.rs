@@ -362,7 +362,9 @@ impl Writer {
             let start = pattern.feeders.len() as u32;
             pattern.feeders.extend(feeders);
             pattern.lanes[lane].feeders = (start, pattern.feeders.len() as u32);
-            feeders.iter().for_each(|feeder| fed[*feeder as usize].push(lane as u32));
+            for feeder in feeders {
+                fed[*feeder as usize].push(lane as u32);
+            }
         }
         for (lane, fed) in fed.into_iter().enumerate() {
             let start = pattern.fed.len() as u32;
@@ -372,7 +374,9 @@ impl Writer {
         let mut from = vec![Vec::new(); pattern.size as usize];
         if pattern.is_listed() && pattern.lanes.len() == 1 {
             // Whoever comes may be the one that is waited for.
-            from.iter_mut().for_each(|lanes| lanes.push(0));
+            for lanes in &mut from {
+                lanes.push(0);
+            }
         } else {
             pattern.lanes.iter().enumerate().for_each(|(at, lane)| from[lane.from as usize].push(at as u32));
         }
