@@ -5,7 +5,7 @@ use super::reference::evaluate;
 use prism_engine::graph::op::{CollectiveKind, Op, OpKind};
 use prism_engine::graph::{Graph, GraphBuilder};
 use prism_engine::ids::{Rank, StreamId};
-use prism_engine::replay::{Contention, ReplayOptions, replay};
+use prism_engine::replay::{ReplayOptions, replay};
 use prism_engine::sim::SimError;
 use prism_engine::units::SimTime;
 use proptest::prelude::*;
