@@ -21,6 +21,7 @@ from prism_core.emulate import emulate as run_emulate
 from prism_core.errors import PrismError, error_entry
 from prism_core.export import export as run_export
 from prism_core.export import export_text
+from prism_core.messages import import_goal
 from prism_core.replay import inspect as read_graph
 from prism_core.replay import open_graph
 from prism_core.replay import replay as run_replay
@@ -33,9 +34,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+imports = typer.Typer(help="Store another tool's file in prism's own form.", no_args_is_help=True)
+app.add_typer(imports, name="import")
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Command = Annotated[list[str], typer.Argument(help="The training program, after `--`.", metavar="-- CMD ...")]
 GraphPath = Annotated[Path, typer.Argument(help="The job's execution graph.", metavar="JOB.prism")]
+AnyPath = Annotated[Path, typer.Argument(help="Execution graph or message program.", metavar="JOB.prism|JOB.goal")]
 Slow = Annotated[list[str] | None, typer.Option("--slow", help="Slow a rank's compute.", metavar="RANK=FACTOR")]
 Messages = Annotated[str, typer.Option(help="How finely rings are cut: fine or coarse.")]
 Perturb = Annotated[Path | None, typer.Option("--perturb", help="A file of perturbations.", metavar="FILE.toml")]
@@ -74,26 +79,51 @@ def collect(
 
 
 @app.command()
-def inspect(graph: GraphPath, as_json: Json = False) -> None:
+def inspect(graph: AnyPath, as_json: Json = False) -> None:
     """Show what is in a graph."""
     _say(read_graph(graph), reports.inspect_text, as_json)
 
 
 @app.command()
 def replay(
-    graph: GraphPath,
+    graph: AnyPath,
     slow: Slow = None,
     perturb: Perturb = None,
     contention: Annotated[str, typer.Option(help="none, fair-share or fifo.")] = "none",
     overlap: Annotated[Path | None, typer.Option(help="Slower computing beside communication.", metavar="FILE")] = None,
     messages: Messages = "fine",
     symmetry: Annotated[bool, typer.Option(help="Evaluate equal ranks once.")] = True,
+    loggops: Annotated[
+        str | None,
+        typer.Option(
+            help="For message programs, in ticks; the rest as in h100-sxm.", metavar="L=..,o=..,G=..,tick_ps=.."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compute the iteration time of the whole job, all ranks virtual."""
     slowed = parse_slow(slow or [])
-    result = run_replay(graph, contention, symmetry, slowed, perturb, overlap=overlap, messages=messages)  # type: ignore[arg-type]
+    result = run_replay(
+        graph,
+        contention,
+        symmetry,
+        slowed,
+        perturb,
+        loggops,
+        overlap=overlap,
+        messages=messages,  # type: ignore[arg-type]
+    )
     _say(result.to_dict(), reports.replay_text, as_json)
+
+
+@imports.command("goal")
+def import_goal_text(
+    source: Annotated[Path, typer.Argument(help="LogGOPSim's GOAL text.", metavar="FILE.goal")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The program to write.", metavar="OUT.prism")],
+    as_json: Json = False,
+) -> None:
+    """Store GOAL text as a message program."""
+    _say(import_goal(source, output), reports.inspect_text, as_json)
 
 
 @app.command()

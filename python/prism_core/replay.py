@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 from prism_core import _native
 from prism_core.config import check_slow
 from prism_core.errors import ConfigError
+from prism_core.messages import inspect_program, is_message_program, refuse_message_program, replay_program
 from prism_core.perturb import Perturb, perturbation_text
 
 Contention = Literal["none", "fair-share", "fifo"]
@@ -74,6 +75,7 @@ def overlap_text(overlap: Overlap | None) -> str | None:
 def open_graph(path: str | os.PathLike[str]) -> _native.Graph:
     """Opens a graph file; `.txt` files are read as the text form."""
     location = Path(path)
+    refuse_message_program(location)
     try:
         if location.suffix == ".txt":
             return _native.Graph.from_text(location.read_text(encoding="utf-8"))
@@ -83,11 +85,12 @@ def open_graph(path: str | os.PathLike[str]) -> _native.Graph:
 
 
 def replay(
-    graph_or_path: _native.Graph | str | os.PathLike[str],
+    graph_or_path: _native.Graph | _native.MessageProgram | str | os.PathLike[str],
     contention: Contention = "none",
     symmetry: bool = True,
     slow: Mapping[int, float] | None = None,
     perturb: Perturb | None = None,
+    loggops: str | Mapping[str, float] | None = None,
     *,
     overlap: Overlap | None = None,
     messages: Messages = "fine",
@@ -98,13 +101,15 @@ def replay(
     (`docs/contention.md`).
 
     Args:
-        graph_or_path: The graph, or the path of its file.
+        graph_or_path: The graph, or the path of its file; or a message program, or the path of its file (GOAL text or
+            the stored form), which takes `loggops` and nothing else.
         contention: How messages share network cards and NVLink ports: `none` (each has them to itself), `fair-share`
             (evenly while they overlap) or `fifo` (one at a time).
         symmetry: Evaluate equal ranks once.
         slow: Slow-down of single ranks' compute, for example `{4242: 1.3}`.
         perturb: Changes to the job: the path of a TOML file, TOML text, or a list of perturbations
             (`prism_core.perturb`) or of dictionaries like their tables.
+        loggops: Parameters of a message program's evaluation (`prism_core.messages.replay_program`).
         overlap: How many times longer computations take beside communication: the path of a TOML file with a table
             `[overlap]`, TOML text, or factors by class, for example `{"gemm": 1.15}`. By default the profile's own.
         messages: Where messages are evaluated, `fine` cuts rings as NCCL does, `coarse` has one message per ring step.
@@ -112,6 +117,14 @@ def replay(
     Returns:
         The result: iteration times in ns, ops evaluated, wall time, and more.
     """
+    if isinstance(graph_or_path, _native.MessageProgram) or (
+        not isinstance(graph_or_path, _native.Graph) and is_message_program(graph_or_path)
+    ):
+        changed = {"contention": contention != "none", "symmetry": not symmetry, "messages": messages != "fine"}
+        _refuse_options(slow=slow, perturb=perturb, overlap=overlap, **changed)
+        return ReplayResult(replay_program(graph_or_path, loggops))
+    if loggops is not None:
+        raise ConfigError("loggops is for message programs (GOAL): an execution graph is replayed with its profile")
     start = time.monotonic_ns()
     graph = graph_or_path if isinstance(graph_or_path, _native.Graph) else open_graph(graph_or_path)
     options = {
@@ -128,8 +141,19 @@ def replay(
     return ReplayResult(document)
 
 
-def inspect(graph_or_path: _native.Graph | str | os.PathLike[str]) -> dict[str, Any]:
-    """What is in a graph: ranks, roles, communicators, ops, bytes, provenance."""
+def _refuse_options(**given: Any) -> None:
+    """Refuses what only the replay of an execution graph has."""
+    for name, value in given.items():
+        if value:
+            raise ConfigError(f"{name} is for execution graphs: a message program (GOAL) takes only loggops")
+
+
+def inspect(graph_or_path: _native.Graph | _native.MessageProgram | str | os.PathLike[str]) -> dict[str, Any]:
+    """What is in a graph: ranks, roles, communicators, ops, bytes, provenance. Or in a message program."""
+    if isinstance(graph_or_path, _native.MessageProgram):
+        return inspect_program(graph_or_path)
+    if not isinstance(graph_or_path, _native.Graph) and is_message_program(graph_or_path):
+        return inspect_program(graph_or_path)
     graph = graph_or_path if isinstance(graph_or_path, _native.Graph) else open_graph(graph_or_path)
     summary: dict[str, Any] = json.loads(graph.summary_json())
     return summary

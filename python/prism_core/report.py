@@ -101,6 +101,8 @@ def collect_text(document: Mapping[str, Any]) -> str:
 
 def replay_text(document: Mapping[str, Any]) -> str:
     """What `prism replay` prints."""
+    if document.get("level") == "message":
+        return _message_replay_text(document)
     rows = [
         ("iteration time", _times(document["iteration_time_ns"])),
         ("ranks", f"{document['world_size']} in {document['rank_classes']} classes"),
@@ -125,6 +127,8 @@ def _traffic_rows(traffic: Mapping[str, Any] | None) -> Iterable[tuple[str, str]
 
 def inspect_text(document: Mapping[str, Any]) -> str:
     """What `prism inspect` prints."""
+    if document.get("level") == "message":
+        return _message_program_text(document)
     rows = [
         ("ranks", str(document["world_size"])),
         ("ops", f"{document['ops']:,} in {_mebibytes(document['graph_bytes'])}"),
@@ -133,6 +137,32 @@ def inspect_text(document: Mapping[str, Any]) -> str:
         *((kind, f"{count:,}") for kind, count in document["ops_by_kind"].items()),
         *(_share_rows(document["device_time"]["by_provenance_ns"])),
         *((f"meta {name}", _first_line(value)) for name, value in document["meta"].items()),
+    ]
+    return _table(rows)
+
+
+def _message_replay_text(document: Mapping[str, Any]) -> str:
+    parameters = {name: "inf" if value is None else f"{value:g}" for name, value in document["loggops"].items()}
+    rows = [
+        ("total time", f"{_times(document['iteration_time_ns'])} ({document['total_ticks']:,} ticks)"),
+        ("ranks", f"{document['world_size']}, message level"),
+        ("critical rank", str(document["critical_rank"])),
+        ("ops", f"{document['ops']:,}, {document['messages']:,} messages, {document['message_bytes']:,} bytes"),
+        ("busiest NIC", f"{100 * document['max_nic_utilisation']:.1f} %"),
+        ("LogGOPS", ", ".join(f"{name} {value}" for name, value in parameters.items())),
+        ("took", f"{_seconds(document['wall_ns'])}, {_mebibytes(document['peak_rss_bytes'])}"),
+    ]
+    return _table(rows)
+
+
+def _message_program_text(document: Mapping[str, Any]) -> str:
+    fewest, most = document["ops_per_rank"]
+    rows = [
+        ("ranks", f"{document['world_size']}, message level"),
+        ("ops", f"{document['ops']:,} in {_mebibytes(document['graph_bytes'])}, {fewest:,} to {most:,} per rank"),
+        *((kind, f"{count:,}") for kind, count in document["ops_by_kind"].items()),
+        ("bytes sent", f"{document['sent_bytes']:,}"),
+        ("lanes", f"{document['cpu_lanes']} CPU, {document['nic_lanes']} NIC"),
     ]
     return _table(rows)
 

@@ -96,6 +96,12 @@ def test_a_job_is_exported_as_goal(
     assert lines[3] == "l1: calc 50000000"
 
 
+def test_the_exported_step_takes_what_loggopsim_says(step: Path, tmp_path: Path) -> None:
+    export(step, tmp_path / "step.goal", tick_ps=20)
+    result = replay(tmp_path / "step.goal", loggops="L=250000,o=0,g=0,G=1,O=0,S=1000000000,tick_ps=20")
+    assert result.total_time_ns * 1e-9 == pytest.approx(0.534683, rel=1e-3)
+
+
 def test_exports_that_cannot_be_are_refused(step: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="it must be goal"):
         export(step, tmp_path / "step", format="chakra")  # type: ignore[arg-type]

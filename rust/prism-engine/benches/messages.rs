@@ -35,11 +35,15 @@ fn main() {
     let wanted = |section: &str| arguments.is_empty() || arguments.iter().any(|argument| argument == section);
     if wanted("ring") {
         header("ring");
-        RINGS.iter().for_each(|(ranks, ..)| start("ring", &ranks.to_string()));
+        for (ranks, ..) in RINGS {
+            start("ring", &ranks.to_string());
+        }
     }
     if wanted("step") {
         header("step");
-        STEPS.iter().for_each(|(dp, ..)| start("step", &dp.to_string()));
+        for (dp, _) in STEPS {
+            start("step", &dp.to_string());
+        }
     }
     if wanted("goal-file") {
         for (dp, _) in STEPS.iter().skip(1) {
@@ -80,7 +84,7 @@ fn child(what: &str, size: &str) {
 fn evaluated(program: &MessageProgram, seconds: f64, tolerance: f64) -> (Evaluation, Duration) {
     let start = cpu_time();
     let result = evaluate(program, &PARAMETERS).unwrap();
-    let taken = cpu_time() - start;
+    let taken = cpu_time().saturating_sub(start);
     let difference = result.total_seconds() / seconds - 1.0;
     assert!(difference.abs() <= tolerance, "{} s instead of {seconds}", result.total_seconds());
     (result, taken)
@@ -107,7 +111,7 @@ fn text_file(dp: u32) -> PathBuf {
 fn write_text(program: &MessageProgram, path: &Path) {
     let start = cpu_time();
     goal::write(program, &mut BufWriter::with_capacity(1 << 20, File::create(path).unwrap())).unwrap();
-    let (taken, bytes) = ((cpu_time() - start).as_secs_f64(), fs::metadata(path).unwrap().len() as f64);
+    let (taken, bytes) = (cpu_time().saturating_sub(start).as_secs_f64(), fs::metadata(path).unwrap().len() as f64);
     let ranks = program.num_ranks();
     println!(
         "goal-file of {ranks} ranks: {:.2} GB, written in {taken:.2} CPU s, {:.0} MB/s",
@@ -119,7 +123,7 @@ fn write_text(program: &MessageProgram, path: &Path) {
 fn read_text(path: &Path, seconds: f64) {
     let start = cpu_time();
     let program = goal::open(path).unwrap();
-    let load = (cpu_time() - start).as_secs_f64();
+    let load = cpu_time().saturating_sub(start).as_secs_f64();
     let loaded_rss = peak_rss();
     let (result, taken) = evaluated(&program, seconds, STEP_TOLERANCE);
     let (taken, bytes) = (taken.as_secs_f64(), fs::metadata(path).unwrap().len() as f64);

@@ -6,6 +6,7 @@ mod diagnose;
 mod error;
 mod export;
 mod graph;
+mod messages;
 mod replay;
 mod session;
 mod synthetic;
@@ -25,6 +26,8 @@ mod _native {
     use super::export::export_goal;
     #[pymodule_export]
     use super::graph::{Graph, Recording, assemble};
+    #[pymodule_export]
+    use super::messages::MessageProgram;
     #[pymodule_export]
     use super::replay::{profile_names, profile_toml, replay_json};
     #[pymodule_export]

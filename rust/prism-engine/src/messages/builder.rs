@@ -9,7 +9,7 @@ use crate::ids::Rank;
 use rustc_hash::FxHashMap;
 
 /// Sums of ticks on a rank and of bytes in the job stay below this.
-const LIMIT: u64 = 1 << 63;
+pub(super) const LIMIT: u64 = 1 << 63;
 
 /// Appends ops rank by rank, then [`finish`](Self::finish)es.
 ///
@@ -162,8 +162,11 @@ impl MessageProgramBuilder {
         // Wraps for a dependency on a later op, which is far by that.
         let ahead = (to as u64).wrapping_sub(from as u64 + 1);
         if ahead < u64::from(NEAR) {
-            let meta = &mut self.ops[WORDS * from + 3];
-            *meta |= 1 << (24 + ahead);
+            let (meta, bit) = (&mut self.ops[WORDS * from + 3], 1 << (24 + ahead));
+            if *meta & bit == 0 {
+                *meta |= bit;
+                self.count(to);
+            }
             return Ok(());
         }
         self.add_far(op, before, Dependency::End);
@@ -237,6 +240,14 @@ impl MessageProgramBuilder {
         }
     }
 
+    /// One dependency more for an op.
+    #[inline]
+    fn count(&mut self, op: usize) {
+        let meta = &mut self.ops[WORDS * op + 3];
+        let (one, many) = (u32::from(flag::ONE) << 16, u32::from(flag::MANY) << 16);
+        *meta = if *meta & (one | many) == 0 { *meta | one } else { *meta & !one | many };
+    }
+
     #[cold]
     fn add_far(&mut self, op: OpIndex, before: OpIndex, dependency: Dependency) {
         self.looks_ahead |= before >= op;
@@ -251,6 +262,7 @@ impl MessageProgramBuilder {
         let far = std::mem::take(&mut self.far);
         for &(from, to) in &far {
             self.ops[WORDS * (start as usize + from as usize) + 3] |= u32::from(flag::FAR) << 16;
+            self.count(start as usize + (to & !MAX_OPS) as usize);
             self.far_from.push(from);
             self.far_to.push(to);
         }

@@ -80,6 +80,10 @@ pub(crate) mod flag {
     pub(crate) const RENDEZVOUS: u8 = 1 << 3;
     /// Dependents of this op are in the table too.
     pub(crate) const FAR: u8 = 1 << 4;
+    /// The op depends on exactly one other, once.
+    pub(crate) const ONE: u8 = 1 << 5;
+    /// The op has several dependencies.
+    pub(crate) const MANY: u8 = 1 << 6;
 }
 
 /// An op in its stored form.
@@ -110,6 +114,18 @@ impl OpWords {
     #[inline]
     pub(crate) fn kind(self) -> u8 {
         self.flags & kind::MASK
+    }
+
+    /// Does the op depend on nothing?
+    #[inline]
+    pub(crate) fn is_free(self) -> bool {
+        self.flags & (flag::ONE | flag::MANY) == 0
+    }
+
+    /// Does the op depend on exactly one other, once?
+    #[inline]
+    pub(crate) fn has_one(self) -> bool {
+        self.flags & flag::ONE != 0
     }
 }
 

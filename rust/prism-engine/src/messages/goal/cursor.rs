@@ -6,6 +6,15 @@ pub(super) struct Cursor<'a> {
     at: usize,
 }
 
+/// What stands where a number should.
+pub(super) enum Digits {
+    /// No digit.
+    None,
+    Number(u64),
+    /// More than 64 bits.
+    TooLarge,
+}
+
 impl<'a> Cursor<'a> {
     pub(super) fn new(text: &'a [u8]) -> Self {
         debug_assert!(text.last().is_none_or(|last| *last == b'\n'), "complete lines");
@@ -67,9 +76,9 @@ impl<'a> Cursor<'a> {
         true
     }
 
-    /// Takes a number: `None` if no digit comes next, `Some(None)` if it does not fit.
+    /// Takes a number of digits only.
     #[inline]
-    pub(super) fn digits(&mut self) -> Option<Option<u64>> {
+    pub(super) fn digits(&mut self) -> Digits {
         let start = self.at;
         let mut value = 0_u64;
         loop {
@@ -81,9 +90,12 @@ impl<'a> Cursor<'a> {
             self.at += 1;
         }
         match self.at - start {
-            0 => None,
-            1..=19 => Some(Some(value)),
-            _ => Some(std::str::from_utf8(&self.text[start..self.at]).ok().and_then(|text| text.parse().ok())),
+            0 => Digits::None,
+            1..=19 => Digits::Number(value),
+            _ => {
+                let text = std::str::from_utf8(&self.text[start..self.at]).ok();
+                text.and_then(|text| text.parse().ok()).map_or(Digits::TooLarge, Digits::Number)
+            }
         }
     }
 

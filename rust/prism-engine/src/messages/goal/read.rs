@@ -1,7 +1,7 @@
 //! GOAL text to program, in one pass over pieces of the file.
 
 use super::RENDEZVOUS;
-use super::cursor::Cursor;
+use super::cursor::{Cursor, Digits};
 use super::labels::{Label, Labels};
 use crate::ids::Rank;
 use crate::messages::{Lanes, MessageError, MessageProgram, MessageProgramBuilder, OpIndex};
@@ -50,7 +50,6 @@ pub fn read(mut source: impl Read) -> Result<MessageProgram, MessageError> {
         buffer.copy_within(lines..filled, 0);
         filled -= lines;
         if filled == PIECE {
-            parser.line += 1;
             return Err(parser.error("", format!("a line of more than {PIECE} bytes")));
         }
     }
@@ -339,9 +338,9 @@ impl Parser {
 fn number(cursor: &mut Cursor<'_>, what: &'static str) -> Result<u64, Wrong> {
     cursor.spaces();
     match cursor.digits() {
-        Some(Some(value)) => Ok(value),
-        Some(None) => Err(Because(format!("{what}: a number of more than 64 bits"))),
-        None => Err(Because(format!("expected {what}, a number, found '{}'", cursor.peek().escape_ascii()))),
+        Digits::Number(value) => Ok(value),
+        Digits::TooLarge => Err(Because(format!("{what}: a number of more than 64 bits"))),
+        Digits::None => Err(Because(format!("expected {what}, a number, found '{}'", cursor.peek().escape_ascii()))),
     }
 }
 

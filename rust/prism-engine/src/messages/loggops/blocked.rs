@@ -2,30 +2,39 @@
 
 use super::engine::{Costs, locate};
 use super::matching::Waiters;
-use super::pending::Pending;
 use super::{EvaluateError, Waiting};
 use crate::ids::Rank;
 use crate::messages::{Dependency, MessageOp, MessageProgram, OpIndex};
 use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::BTreeMap;
+
+/// An op, as rank and index in its program.
+type Node = (u32, u32);
+
+/// What a waiting op waits for.
+struct Behind {
+    /// The op that would end it.
+    half: Node,
+    /// The waiting op, of the same rank, that this one depends on.
+    waiting: Node,
+}
 
 /// What is left of an evaluation that cannot go on.
 struct Stuck<'a> {
     program: &'a MessageProgram,
-    pending: &'a Pending,
     /// Sends and receives that have started and wait for their other half, by rank, ascending by op.
-    waiting: FxHashMap<u32, Vec<u32>>,
+    waiting: BTreeMap<u32, Vec<u32>>,
 }
 
 /// The error for a program of which `num_unfinished` ops did not end.
 pub(super) fn explain(
     program: &MessageProgram,
     costs: &Costs,
-    pending: &Pending,
     receives: &Waiters,
     messages: &Waiters,
     num_unfinished: u64,
 ) -> EvaluateError {
-    let mut waiting: FxHashMap<u32, Vec<u32>> = FxHashMap::default();
+    let mut waiting: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for rank in 0..program.num_ranks() {
         let rendezvous = |op: &u32| {
             let words = program.words(*op as usize);
@@ -38,8 +47,10 @@ pub(super) fn explain(
             waiting.entry(rank).or_default().push(op);
         }
     }
-    waiting.values_mut().for_each(|ops| ops.sort_unstable());
-    let stuck = Stuck { program, pending, waiting };
+    for ops in waiting.values_mut() {
+        ops.sort_unstable();
+    }
+    let stuck = Stuck { program, waiting };
     let (cause, is_cycle) = stuck.root(messages);
     let num_waiting = stuck.waiting.values().map(Vec::len).sum();
     EvaluateError::Blocked { cause, is_cycle, num_waiting, num_unfinished }
@@ -58,67 +69,64 @@ pub(super) fn unreceived(program: &MessageProgram, messages: &Waiters) -> Option
 impl Stuck<'_> {
     /// An op whose other half nobody has, or else the shortest cycle.
     fn root(&self, messages: &Waiters) -> (Vec<Waiting>, bool) {
-        let mut ranks: Vec<u32> = self.waiting.keys().copied().collect();
-        ranks.sort_unstable();
-        // Each waiting op: the op that would end it, and the waiting op before that one on its rank.
-        let mut behind: FxHashMap<(u32, u32), ((u32, u32), (u32, u32))> = FxHashMap::default();
-        let nodes: Vec<(u32, u32)> =
-            ranks.iter().flat_map(|rank| self.waiting[rank].iter().map(|op| (*rank, *op))).collect();
+        let mut behind: FxHashMap<Node, Behind> = FxHashMap::default();
+        let nodes: Vec<Node> = self.waiting.iter().flat_map(|(rank, ops)| ops.iter().map(|op| (*rank, *op))).collect();
         let mut ancestors = Ancestors::default();
         for &(rank, op) in &nodes {
-            let Some(half) = self.other_half(rank, op) else {
+            let Some((half, before)) = self.other_half(rank, op, &mut ancestors) else {
                 let mut waiting = self.waiting_op((rank, op), None);
                 waiting.note = arrived(messages, rank, &waiting);
                 return (vec![waiting], false);
             };
-            if let Some(before) = ancestors.waiting_before(self, half) {
-                behind.insert((rank, op), (half, (half.0, before)));
-            }
+            behind.insert((rank, op), Behind { half, waiting: (half.0, before) });
         }
         let cycle = shortest_cycle(&nodes, &behind);
-        let named = cycle.iter().map(|node| self.waiting_op(*node, behind.get(node).map(|(half, _)| *half)));
+        let named = cycle.iter().map(|node| self.waiting_op(*node, behind.get(node).map(|behind| behind.half)));
         (named.collect(), true)
     }
 
-    fn waiting_op(&self, (rank, op): (u32, u32), waits_for: Option<(u32, u32)>) -> Waiting {
+    fn waiting_op(&self, (rank, op): Node, waits_for: Option<Node>) -> Waiting {
         let what = self.program.rank(Rank(rank)).op(OpIndex(op));
         Waiting { rank, op, what, waits_for, note: String::new() }
     }
 
-    /// The first op, not yet started, that could end a waiting one.
-    fn other_half(&self, rank: u32, op: u32) -> Option<(u32, u32)> {
-        match self.program.rank(Rank(rank)).op(OpIndex(op)) {
+    /// The first op that could end a waiting one, and the waiting op of its rank that it is behind.
+    fn other_half(&self, rank: u32, op: u32, ancestors: &mut Ancestors) -> Option<(Node, u32)> {
+        let (peers, is_it): (_, Box<dyn Fn(MessageOp) -> bool>) = match self.program.rank(Rank(rank)).op(OpIndex(op)) {
             MessageOp::Recv { peer, tag, .. } => {
-                let senders = peer.map_or(0..self.program.num_ranks(), |peer| peer.0..peer.0 + 1);
-                senders.into_iter().find_map(|sender| {
-                    self.first_unstarted(sender, |other| {
-                        matches!(other, MessageOp::Send { peer, tag: sent, .. } if peer.0 == rank && tag.is_none_or(|tag| tag == sent))
-                    })
-                })
+                let is_it = move |other| {
+                    matches!(other, MessageOp::Send { peer, tag: sent, .. }
+                        if peer.0 == rank && tag.is_none_or(|tag| tag == sent))
+                };
+                (peer.map_or(0..self.program.num_ranks(), |peer| peer.0..peer.0 + 1), Box::new(is_it))
             }
-            MessageOp::Send { peer, tag, .. } => self.first_unstarted(peer.0, |other| {
-                matches!(other, MessageOp::Recv { peer: from, tag: wanted, .. }
-                    if from.is_none_or(|from| from.0 == rank) && wanted.is_none_or(|wanted| wanted == tag))
-            }),
-            MessageOp::Calc { .. } => None,
-        }
-    }
-
-    fn first_unstarted(&self, rank: u32, is_it: impl Fn(MessageOp) -> bool) -> Option<(u32, u32)> {
-        let (ops, start) = (self.program.rank(Rank(rank)), self.program.rank_start[rank as usize] as u32);
-        (0..ops.len()).find(|op| !self.pending.is_free(start + op) && is_it(ops.op(OpIndex(*op)))).map(|op| (rank, op))
+            MessageOp::Send { peer, tag, .. } => {
+                let is_it = move |other| {
+                    matches!(other, MessageOp::Recv { peer: from, tag: wanted, .. }
+                        if from.is_none_or(|from| from.0 == rank) && wanted.is_none_or(|wanted| wanted == tag))
+                };
+                (peer.0..peer.0 + 1, Box::new(is_it))
+            }
+            MessageOp::Calc { .. } => return None,
+        };
+        peers.into_iter().find_map(|peer| {
+            let (ops, behind) = (self.program.rank(Rank(peer)), ancestors.of(self, peer));
+            let found =
+                behind.iter().enumerate().find(|(op, before)| before.is_some() && is_it(ops.op(OpIndex(*op as u32))));
+            found.and_then(|(op, before)| Some(((peer, op as u32), (*before)?)))
+        })
     }
 }
 
-/// For each rank asked about: of each op, the first waiting op it depends on, directly or not.
+/// For each rank asked about: of each op that has not started, a waiting op it depends on, directly or not.
 #[derive(Default)]
 struct Ancestors {
     ranks: FxHashMap<u32, Vec<Option<u32>>>,
 }
 
 impl Ancestors {
-    fn waiting_before(&mut self, stuck: &Stuck<'_>, (rank, op): (u32, u32)) -> Option<u32> {
-        let found = self.ranks.entry(rank).or_insert_with(|| {
+    fn of(&mut self, stuck: &Stuck<'_>, rank: u32) -> &[Option<u32>] {
+        self.ranks.entry(rank).or_insert_with(|| {
             let ops = stuck.program.rank(Rank(rank));
             let mut first = vec![None; ops.len() as usize];
             for &waiting in stuck.waiting.get(&rank).into_iter().flatten() {
@@ -137,8 +145,7 @@ impl Ancestors {
                 }
             }
             first
-        });
-        found[op as usize]
+        })
     }
 }
 
@@ -152,27 +159,24 @@ fn arrived(messages: &Waiters, rank: u32, waiting: &Waiting) -> String {
     }
 }
 
-/// The shortest cycle along `behind`, which leads from every node to at most one. Every node leads to another: without a
-/// missing half, what a waiting op needs has not started, so it is behind a waiting op itself.
-fn shortest_cycle(nodes: &[(u32, u32)], behind: &FxHashMap<(u32, u32), ((u32, u32), (u32, u32))>) -> Vec<(u32, u32)> {
-    let mut seen: FxHashSet<(u32, u32)> = FxHashSet::default();
-    let mut shortest: Vec<(u32, u32)> = Vec::new();
+/// The shortest cycle along `behind`, which leads from every node to another.
+fn shortest_cycle(nodes: &[Node], behind: &FxHashMap<Node, Behind>) -> Vec<Node> {
+    let mut seen: FxHashSet<Node> = FxHashSet::default();
+    let mut shortest: Vec<Node> = Vec::new();
     for &start in nodes {
-        let mut path: Vec<(u32, u32)> = Vec::new();
-        let mut on_path: FxHashMap<(u32, u32), usize> = FxHashMap::default();
+        let mut path: Vec<Node> = Vec::new();
+        let mut place: FxHashMap<Node, usize> = FxHashMap::default();
         let mut node = start;
         while seen.insert(node) {
-            on_path.insert(node, path.len());
+            place.insert(node, path.len());
             path.push(node);
-            let Some((_, next)) = behind.get(&node) else { break };
-            node = *next;
+            node = behind[&node].waiting;
         }
-        if let Some(&first) = on_path.get(&node)
-            && behind.contains_key(&node)
+        if let Some(&first) = place.get(&node)
             && (shortest.is_empty() || path.len() - first < shortest.len())
         {
             shortest = path.split_off(first);
         }
     }
-    if shortest.is_empty() { nodes.first().copied().into_iter().collect() } else { shortest }
+    shortest
 }

@@ -6,7 +6,7 @@ use super::pending::Pending;
 use super::queue::{Event, MAX_EVENTS, MAX_RANKS, MESSAGE, Queue};
 use super::{EvaluateError, Evaluation, LogGops, blocked};
 use crate::ids::Rank;
-use crate::messages::program::{Dependency, OpWords, decode_far, flag, kind};
+use crate::messages::program::{Dependency, OpWords, WORDS, decode_far, flag, kind};
 use crate::messages::{MessageProgram, OpIndex};
 use rustc_hash::FxHashMap;
 
@@ -68,8 +68,8 @@ impl<'a> Engine<'a> {
             pending: Pending::new(program),
             cpu_free: vec![0; ranks as usize * program.num_cpus() as usize],
             nics: vec![Nic::default(); ranks as usize * program.num_nics() as usize],
-            receives: Waiters::new(ranks),
-            messages: Waiters::new(ranks),
+            receives: Waiters::new(ranks, program.totals.wildcards),
+            messages: Waiters::new(ranks, false),
             ready: Vec::new(),
             latest: FxHashMap::default(),
             created: 0,
@@ -80,7 +80,16 @@ impl<'a> Engine<'a> {
 
     pub(super) fn run(mut self) -> Result<Evaluation, EvaluateError> {
         self.begin();
-        while let Some(event) = self.queue.pop() {
+        let (cpus, nics) = (self.program.num_cpus() as usize, self.program.num_nics() as usize);
+        let soon = |queue: &mut Queue, ops: &[u32], cpu_free: &[u64], nic: &[Nic]| {
+            queue.pop(|event| {
+                prefetch(ops, WORDS * event.op as usize);
+                prefetch(ops, WORDS * event.op as usize + 2 * WORDS);
+                prefetch(cpu_free, event.host as usize * cpus);
+                prefetch(nic, event.host as usize * nics);
+            })
+        };
+        while let Some(event) = soon(&mut self.queue, &self.program.ops, &self.cpu_free, &self.nics) {
             self.events += 1;
             let words = self.program.words(event.op as usize);
             match event.kind() {
@@ -98,8 +107,9 @@ impl<'a> Engine<'a> {
     fn begin(&mut self) {
         for rank in 0..self.program.num_ranks() {
             for op in self.ops_of(rank) {
-                if self.pending.is_free(op) {
-                    self.ready.push(Ready { rank, kind: self.program.words(op as usize).kind(), op, time: 0 });
+                let words = self.program.words(op as usize);
+                if words.is_free() {
+                    self.ready.push(Ready { rank, kind: words.kind(), op, time: 0 });
                 }
             }
             self.flush();
@@ -230,7 +240,16 @@ impl<'a> Engine<'a> {
 
     /// One dependency less for an op of the rank.
     #[inline]
-    fn release(&mut self, rank: u32, op: u32, mut time: u64) {
+    fn release(&mut self, rank: u32, op: u32, time: u64) {
+        let words = self.program.words(op as usize);
+        if words.has_one() {
+            self.ready.push(Ready { rank, kind: words.kind(), op, time });
+        } else {
+            self.release_one_of_many(rank, op, words.kind(), time);
+        }
+    }
+
+    fn release_one_of_many(&mut self, rank: u32, op: u32, kind: u8, mut time: u64) {
         let is_last = self.pending.decrement(op);
         if self.program.num_cpus() > 1 {
             if !is_last {
@@ -241,7 +260,7 @@ impl<'a> Engine<'a> {
             time = time.max(self.latest.remove(&op).unwrap_or(0));
         }
         if is_last {
-            self.ready.push(Ready { rank, kind: self.program.words(op as usize).kind(), op, time });
+            self.ready.push(Ready { rank, kind, op, time });
         }
     }
 
@@ -287,14 +306,7 @@ impl<'a> Engine<'a> {
         let program = self.program;
         if self.done < program.num_ops() {
             let unfinished = program.num_ops() - self.done;
-            return Err(blocked::explain(
-                program,
-                &self.costs,
-                &self.pending,
-                &self.receives,
-                &self.messages,
-                unfinished,
-            ));
+            return Err(blocked::explain(program, &self.costs, &self.receives, &self.messages, unfinished));
         }
         if let Some(error) = blocked::unreceived(program, &self.messages) {
             return Err(error);
@@ -377,7 +389,7 @@ impl Costs {
             let cost = match words.kind() {
                 kind::CALC => value.into(),
                 // A small message costs no more than its bytes at 2^32 and a bit; large ones need the width.
-                kind::SEND => rest + (u128::from(value) * per_byte >> 32) + 4,
+                kind::SEND => rest + ((u128::from(value) * per_byte) >> 32) + 4,
                 _ => 0,
             };
             sum = sum.saturating_add(cost);
@@ -428,4 +440,19 @@ fn scale(value: u64, factor: u64) -> u64 {
 pub(super) fn locate(program: &MessageProgram, op: u64) -> (u32, u32) {
     let rank = program.rank_start.partition_point(|start| *start <= op) - 1;
     (rank as u32, (op - program.rank_start[rank]) as u32)
+}
+
+/// Asks for an element that is needed soon. A program of many ranks is read in as many places at once, each a cache line and
+/// a page of its own: without this, most of the time goes into waiting for memory.
+#[inline]
+fn prefetch<T>(values: &[T], index: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(value) = values.get(index) {
+        // SAFETY: a hint about an address inside a live slice; it reads and changes nothing.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(std::ptr::from_ref(value).cast());
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (values, index);
 }

@@ -1,6 +1,7 @@
 //! Why an evaluation has no answer.
 
 use crate::messages::MessageOp;
+use std::fmt::Write;
 
 /// Failure to evaluate a message program.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -95,7 +96,8 @@ fn chain(cause: &[Waiting], is_cycle: bool) -> String {
             (true, _) => ", behind ",
             _ => "",
         };
-        text += &format!("{waiting} {goal}{}{then}", waiting.note);
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{waiting} {goal}{}{then}", waiting.note);
     }
     text
 }

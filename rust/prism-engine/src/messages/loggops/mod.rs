@@ -14,9 +14,9 @@
 //! * Events are taken by time, equal times by order of creation; what one event makes ready is created rank by rank, sends
 //!   before receives before calculations. The end of a rank is when its last CPU lane is free.
 //!
-//! Two things differ, where LogGOPSim's answer has no meaning: an op that depends on one of another CPU lane waits for that
-//! one's end (there, only for its start), and a message of 0 bytes costs what one of 1 byte costs (there, one `G` less than
-//! nothing). Operating-system noise and topologies are not modelled.
+//! Three things differ, where LogGOPSim's answer has no meaning: an op that depends on one of another CPU lane waits for that
+//! one's end (there, only for its start); a message of 0 bytes costs what one of 1 byte costs (there, one `G` less than
+//! nothing); and only the send's size says whether a message is a rendezvous (there, also that of the receive it meets). Operating-system noise and topologies are not modelled.
 //!
 //! Cost: about three queue operations per message, two per op; per op one byte, per rank some hundred, beside the program.
 
@@ -24,60 +24,14 @@ mod blocked;
 mod engine;
 mod error;
 mod matching;
+mod parameters;
 mod pending;
 mod queue;
 
 pub use error::{EvaluateError, Waiting};
+pub use parameters::LogGops;
 
 use crate::messages::MessageProgram;
-use crate::profile::Profile;
-
-/// Parameters of the model, in ticks. What a tick is, `tick_ps` says; the program's calculations are in ticks too.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LogGops {
-    /// `L`: ticks from NIC to NIC.
-    pub latency: u64,
-    /// `o`: CPU ticks per message, on either side.
-    pub overhead: u64,
-    /// `g`: NIC ticks per message.
-    pub gap: u64,
-    /// `G`: NIC ticks per byte; kept to 2^-32 of a tick.
-    pub gap_per_byte: f64,
-    /// `O`: CPU ticks per byte; kept to 2^-32 of a tick.
-    pub overhead_per_byte: f64,
-    /// `S`: a message of more bytes is a rendezvous.
-    pub rendezvous_above: u64,
-    /// Picoseconds per tick.
-    pub tick_ps: u64,
-}
-
-impl LogGops {
-    /// LogGOPSim's defaults: L 2500, o 1500, g 1000, G 6, O 0, S 65535, and a tick of 1 ns.
-    pub const LOGGOPSIM: Self = Self {
-        latency: 2500,
-        overhead: 1500,
-        gap: 1000,
-        gap_per_byte: 6.0,
-        overhead_per_byte: 0.0,
-        rendezvous_above: 65535,
-        tick_ps: 1000,
-    };
-
-    /// A profile's network: `L` its latency, `G` one byte at its NIC's usable bandwidth, nothing else costs, no message is a
-    /// rendezvous by its size; a tick is 1 ns.
-    pub fn of_profile(profile: &Profile) -> Self {
-        let network = &profile.network;
-        Self {
-            latency: network.latency_ns.max(0) as u64,
-            overhead: 0,
-            gap: 0,
-            gap_per_byte: 1e9 / (network.nic_bytes_per_s as f64 * network.nic_efficiency),
-            overhead_per_byte: 0.0,
-            rendezvous_above: u64::MAX,
-            tick_ps: 1000,
-        }
-    }
-}
 
 /// What an evaluation found.
 #[derive(Clone, Debug, PartialEq)]

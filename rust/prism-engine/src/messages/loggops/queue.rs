@@ -45,6 +45,9 @@ impl Event {
     }
 }
 
+/// How many events ahead memory is asked for: a few hundred nanoseconds.
+const AHEAD: usize = 8;
+
 /// Buckets for times below 2^63; amortised O(63) moves per event, 3 or so in practice.
 pub(super) struct Queue {
     /// The time reached: that of the events in bucket 0.
@@ -71,17 +74,20 @@ impl Queue {
         self.buckets[bucket].push(event);
     }
 
-    /// Takes the first event by time, then order.
+    /// Takes the first event by time, then order. `soon` is told of events that come soon after.
     #[inline]
-    pub(super) fn pop(&mut self) -> Option<Event> {
+    pub(super) fn pop(&mut self, soon: impl Fn(&Event)) -> Option<Event> {
         if let Some(event) = self.buckets[0].get(self.head) {
             self.head += 1;
+            if let Some(later) = self.buckets[0].get(self.head + AHEAD) {
+                soon(later);
+            }
             return Some(*event);
         }
-        self.refill()
+        self.refill(soon)
     }
 
-    fn refill(&mut self) -> Option<Event> {
+    fn refill(&mut self, soon: impl Fn(&Event)) -> Option<Event> {
         self.buckets[0].clear();
         self.head = 0;
         self.filled &= !1;
@@ -95,6 +101,7 @@ impl Queue {
         for event in &dealt {
             self.push(*event);
         }
+        dealt.iter().take(2 * AHEAD).for_each(soon);
         dealt.clear();
         self.spare = dealt;
         let first = &mut self.buckets[0];

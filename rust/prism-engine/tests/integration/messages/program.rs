@@ -36,9 +36,9 @@ fn fields_and_dependencies_are_read_as_built() {
     let program = builder.finish().unwrap();
     let rank = program.rank(Rank(0));
     assert_eq!((program.num_ranks(), program.num_ops(), rank.len()), (2, 23, 21));
-    assert_eq!((program.num_cpus(), program.num_nics(), program.sent_bytes()), (4, 2, 100));
+    assert_eq!((program.num_cpus(), program.num_nics(), program.sent_bytes()), (4, 1, 100));
     assert_eq!(rank.op(first), MessageOp::Calc { ticks: u64::from(u32::MAX) + 7 });
-    assert_eq!(rank.lanes(first), lanes);
+    assert_eq!(rank.lanes(first), Lanes { cpu: 3, nic: 0 }, "a calculation takes no NIC");
     assert!(rank.is_rendezvous(last) && !rank.is_rendezvous(OpIndex(1)));
     let of_first: Vec<_> = rank.successors(first).collect();
     let expected = [(OpIndex(1), Dependency::End), (OpIndex(20), Dependency::End), (OpIndex(1), Dependency::Start)];

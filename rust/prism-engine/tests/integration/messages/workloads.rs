@@ -10,7 +10,7 @@ use prism_engine::messages::loggops::LogGops;
 use prism_engine::messages::{Lanes, MessageProgram, MessageProgramBuilder, OpIndex};
 
 /// 5 us latency and 50e9 bytes per second in ticks of 20 ps, all messages eager.
-pub const PARAMETERS: LogGops = LogGops {
+pub(crate) const PARAMETERS: LogGops = LogGops {
     latency: 250_000,
     overhead: 0,
     gap: 0,
@@ -74,7 +74,7 @@ impl RankOps<'_> {
 }
 
 /// One ring all-reduce of `bytes` over all ranks.
-pub fn ring(num_ranks: u32, bytes: u64) -> MessageProgram {
+pub(crate) fn ring(num_ranks: u32, bytes: u64) -> MessageProgram {
     let mut builder = MessageProgramBuilder::new(num_ranks).unwrap();
     for rank in 0..num_ranks {
         builder.begin_rank().unwrap();
@@ -85,21 +85,21 @@ pub fn ring(num_ranks: u32, bytes: u64) -> MessageProgram {
 
 /// Sizes of a training step.
 #[derive(Clone, Copy, Debug)]
-pub struct Step {
-    pub dp: u32,
-    pub tp: u32,
-    pub pp: u32,
-    pub microbatches: u32,
-    pub layers: u32,
+pub(crate) struct Step {
+    pub(crate) dp: u32,
+    pub(crate) tp: u32,
+    pub(crate) pp: u32,
+    pub(crate) microbatches: u32,
+    pub(crate) layers: u32,
 }
 
 impl Step {
     /// The measured form: TP = PP = 8, 16 microbatches, 2 layers.
-    pub fn measured(dp: u32) -> Self {
+    pub(crate) fn measured(dp: u32) -> Self {
         Self { dp, tp: 8, pp: 8, microbatches: 16, layers: 2 }
     }
 
-    pub fn program(self) -> MessageProgram {
+    pub(crate) fn program(self) -> MessageProgram {
         let mut builder = MessageProgramBuilder::new(self.dp * self.tp * self.pp).unwrap();
         for pp in 0..self.pp {
             for dp in 0..self.dp {
