@@ -102,17 +102,8 @@ def replay(
     as_json: Json = False,
 ) -> None:
     """Compute the iteration time of the whole job, all ranks virtual."""
-    slowed = parse_slow(slow or [])
-    result = run_replay(
-        graph,
-        contention,
-        symmetry,
-        slowed,
-        perturb,
-        loggops,
-        overlap=overlap,
-        messages=messages,  # type: ignore[arg-type]
-    )
+    how: Any = {"contention": contention, "symmetry": symmetry, "overlap": overlap, "messages": messages}
+    result = run_replay(graph, slow=parse_slow(slow or []), perturb=perturb, loggops=loggops, **how)
     _say(result.to_dict(), reports.replay_text, as_json)
 
 
