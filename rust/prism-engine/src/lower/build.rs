@@ -4,8 +4,9 @@
 //! stream runs its ops in issue order, a launch of communication starts when all its streams have come to it and the
 //! communicator's previous launch has ended on the rank.
 
-use super::pattern::{Message, count, pattern};
+use super::pattern::{Message, pattern};
 use super::ports::wire_between;
+use super::survey::count_messages;
 use super::{Comm, HOST, Instance, Job, LowerOptions, Marks, NO_NODE, Nodes, PortMap, Transfer, Wire, Work};
 use crate::collective::{CollectiveCall, ShapePool};
 use crate::contention::FULL;
@@ -18,31 +19,20 @@ use crate::units::SimTime;
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Most nodes of a job: 4 GB.
-const MAX_NODES: usize = 1 << 26;
-
-/// Lowers a job. Refuses programs that do not fit together, and jobs with more messages than allowed or more than 2^26
-/// nodes (about one per op of every rank).
+/// Lowers a job. Refuses programs that do not fit together and, before anything is made, jobs with more messages than
+/// allowed, with more than 2^26 points of time (some two per op of every rank), or with an all-to-all of more than 2^24 pairs.
 pub fn lower(graph: &Graph, options: &LowerOptions) -> Result<Job, SimError> {
     graph.check().map_err(|error| SimError::invalid(error.to_string()))?;
     let ranks = chosen_ranks(graph, options)?;
+    let messages = count_messages(graph, options, &ranks)?;
     let mut builder = Builder::new(graph, options, ranks);
+    builder.job.messages = messages;
     for at in 0..builder.job.ranks.len() {
         let rank = builder.job.ranks[at];
-        let marks = builder.rank(rank)?;
+        let marks = builder.rank(rank);
         builder.job.marks.push(marks);
     }
-    if builder.job.messages > options.max_messages {
-        return Err(too_many(builder.job.messages, options.max_messages));
-    }
     Ok(builder.job)
-}
-
-fn too_many(messages: u64, most: u64) -> SimError {
-    SimError::invalid(format!(
-        "the job is {messages} messages, and at most {most} are evaluated one by one: lower it with one message per ring step \
-         (coarse), take fewer iterations or ranks, or replay without contention and overlap, which needs no messages"
-    ))
 }
 
 /// The ranks asked for, and all they may depend on.
@@ -89,7 +79,7 @@ struct Builder<'a> {
     comms: FxHashMap<u32, u32>,
     /// Instances by communicator (own number) and call.
     calls: Vec<Vec<u32>>,
-    patterns: FxHashMap<(u64, CollectiveCall), (u32, u64)>,
+    patterns: FxHashMap<(u64, CollectiveCall), u32>,
     halves: FxHashMap<(u32, u32, u32), VecDeque<Waiting>>,
 }
 
@@ -149,7 +139,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn rank(&mut self, rank: u32) -> Result<Marks, SimError> {
+    fn rank(&mut self, rank: u32) -> Marks {
         let graph = self.graph;
         let slow = self.options.slow.get(&Rank(rank)).copied();
         let factor = slow.filter(|factor| factor.to_bits() != 1f64.to_bits());
@@ -158,29 +148,17 @@ impl<'a> Builder<'a> {
         let mut own = graph.rank_overrides(Rank(rank)).peekable();
         for (number, op) in graph.template(graph.rank_template(Rank(rank))).iter().enumerate() {
             let duration = own.next_if(|(op, _)| *op == number as u32).map(|(_, duration)| duration);
-            self.op(&mut walk, &op, duration)?;
-            if self.job.nodes.len() > MAX_NODES {
-                return Err(self.too_large());
-            }
+            self.op(&mut walk, &op, duration);
         }
-        self.close_group(&mut walk)?;
+        self.close_group(&mut walk);
         let before: Vec<u32> = walk.streams.iter().flatten().copied().chain(walk.base).collect();
         walk.marks.last = self.job.nodes.push(rank, HOST, Work::Join, SimTime::ZERO, before);
-        Ok(walk.marks)
+        walk.marks
     }
 
-    fn too_large(&self) -> SimError {
-        let ops = self.job.num_ops;
-        SimError::invalid(format!(
-            "the job has {ops} ops over {} ranks, and at most about {MAX_NODES} are lowered to messages: take fewer \
-             iterations or ranks, or replay without contention and overlap",
-            self.job.ranks.len()
-        ))
-    }
-
-    fn op(&mut self, walk: &mut Walk, op: &Op, own: Option<SimTime>) -> Result<(), SimError> {
+    fn op(&mut self, walk: &mut Walk, op: &Op, own: Option<SimTime>) {
         if !walk.continues_group(op) {
-            self.close_group(walk)?;
+            self.close_group(walk);
         }
         walk.offset += op.host_gap;
         match op.kind {
@@ -192,12 +170,12 @@ impl<'a> Builder<'a> {
             OpKind::Collective { slot, kind, dtype, reduce, root, count, group } => {
                 let call = Call { op: 0, kind, dtype, reduce, root, count };
                 walk.posted(op.stream, slot, group).calls.push(call);
-                self.close_if_alone(walk, group)?;
+                self.close_if_alone(walk, group);
             }
             OpKind::PointToPoint { slot, is_send, dtype, peer, count, group } => {
                 let half = Half { op: 0, is_send, dtype, peer, count };
                 walk.posted(op.stream, slot, group).halves.push(half);
-                self.close_if_alone(walk, group)?;
+                self.close_if_alone(walk, group);
             }
             OpKind::EventRecord { event } => {
                 let node = self.come(walk, op.stream, None);
@@ -226,7 +204,6 @@ impl<'a> Builder<'a> {
                 walk.marks.iteration_ends.push(node);
             }
         }
-        Ok(())
     }
 
     /// The node at which the host issues the next op.
@@ -266,16 +243,18 @@ impl<'a> Builder<'a> {
         (walk.base, walk.offset, walk.issue) = (Some(node), SimTime::ZERO, None);
     }
 
-    fn close_if_alone(&mut self, walk: &mut Walk, group: u32) -> Result<(), SimError> {
-        if group == 0 { self.close_group(walk) } else { Ok(()) }
+    fn close_if_alone(&mut self, walk: &mut Walk, group: u32) {
+        if group == 0 {
+            self.close_group(walk);
+        }
     }
 
-    fn close_group(&mut self, walk: &mut Walk) -> Result<(), SimError> {
-        let Some((_, launches)) = walk.open.take() else { return Ok(()) };
+    fn close_group(&mut self, walk: &mut Walk) {
+        let Some((_, launches)) = walk.open.take() else { return };
         let issue = self.issue(walk);
         let mut ends: BTreeMap<StreamId, Vec<u32>> = BTreeMap::new();
         for posted in &launches {
-            let end = self.launch(walk, posted, issue)?;
+            let end = self.launch(walk, posted, issue);
             posted.streams.iter().for_each(|stream| ends.entry(*stream).or_default().push(end));
         }
         for (stream, ends) in ends {
@@ -285,11 +264,10 @@ impl<'a> Builder<'a> {
             };
             *walk.stream(stream) = Some(end);
         }
-        Ok(())
     }
 
     /// The begin and the end of a launch, with what lies between. Returns its end.
-    fn launch(&mut self, walk: &mut Walk, posted: &Posted, issue: Option<u32>) -> Result<u32, SimError> {
+    fn launch(&mut self, walk: &mut Walk, posted: &Posted, issue: Option<u32>) -> u32 {
         let slot = posted.slot.index();
         let comm = self.comm(self.graph.rank_slots(Rank(walk.rank))[slot]);
         let streams: Vec<u32> = posted.streams.iter().filter_map(|stream| *walk.stream(*stream)).collect();
@@ -300,7 +278,7 @@ impl<'a> Builder<'a> {
         // Collectives follow each other: each one's exit enters the next.
         let mut exit = None;
         for call in &posted.calls {
-            let instance = self.instance(comm, walk.slots[slot].0, call)?;
+            let instance = self.instance(comm, walk.slots[slot].0, call);
             walk.slots[slot].0 += 1;
             let Some(instance) = instance else { continue };
             let enter = self.job.enters.len() as u32;
@@ -321,7 +299,7 @@ impl<'a> Builder<'a> {
         for half in &posted.halves {
             self.half(comm, member, half, Waiting { is_send: half.is_send, begin, end });
         }
-        Ok(end)
+        end
     }
 
     fn set_exit(&mut self, instance: u32, member: u32, node: u32) {
@@ -347,43 +325,33 @@ impl<'a> Builder<'a> {
     }
 
     /// The instance of a communicator's `number`-th collective, or none if it moves no data (and holds nobody).
-    fn instance(&mut self, comm: u32, number: usize, call: &Call) -> Result<Option<u32>, SimError> {
+    fn instance(&mut self, comm: u32, number: usize, call: &Call) -> Option<u32> {
         if let Some(known) = self.calls[comm as usize].get(number) {
-            return Ok(Some(*known).filter(|known| *known != NO_NODE));
+            return Some(*known).filter(|known| *known != NO_NODE);
         }
         debug_assert_eq!(self.calls[comm as usize].len(), number, "the calls of a rank come in order");
-        let (shape, size) = {
-            let comm = &self.job.comms[comm as usize];
-            (std::sync::Arc::clone(&comm.shape), comm.members.len())
-        };
+        let size = self.job.comms[comm as usize].members.len();
         let bytes = call.buffer_bytes(size as u64);
         if bytes == 0 {
             self.calls[comm as usize].push(NO_NODE);
-            return Ok(None);
+            return None;
         }
-        let call = CollectiveCall { kind: call.kind, bytes, root: call.root };
-        let (pattern, messages) = self.pattern(&shape, &call)?;
-        self.job.messages = self.job.messages.saturating_add(messages);
+        let pattern = self.pattern(comm, CollectiveCall { kind: call.kind, bytes, root: call.root });
         let exits = self.job.exits.len() as u32;
         self.job.exits.resize(exits as usize + size, NO_NODE);
         self.job.instances.push(Instance { comm, pattern, exits });
         let instance = self.job.instances.len() as u32 - 1;
         self.calls[comm as usize].push(instance);
-        Ok(Some(instance))
+        Some(instance)
     }
 
-    fn pattern(&mut self, shape: &crate::collective::CommShape, call: &CollectiveCall) -> Result<(u32, u64), SimError> {
-        if let Some(known) = self.patterns.get(&(shape.id, *call)) {
-            return Ok(*known);
-        }
-        let messages = count(shape, call, self.options.step_messages);
-        if messages > self.options.max_messages {
-            return Err(too_many(messages, self.options.max_messages));
-        }
-        self.job.patterns.push(pattern(shape, call, self.options.step_messages));
-        let known = (self.job.patterns.len() as u32 - 1, messages);
-        self.patterns.insert((shape.id, *call), known);
-        Ok(known)
+    fn pattern(&mut self, comm: u32, call: CollectiveCall) -> u32 {
+        let Self { job, patterns, options, .. } = self;
+        let shape = &job.comms[comm as usize].shape;
+        *patterns.entry((shape.id, call)).or_insert_with(|| {
+            job.patterns.push(pattern(shape, &call, options.step_messages));
+            job.patterns.len() as u32 - 1
+        })
     }
 
     /// Half of a message: the message, if the other half was there before.
@@ -405,7 +373,6 @@ impl<'a> Builder<'a> {
         for end in [send.end, receive.end] {
             self.job.nodes.outside[end as usize] += 1;
         }
-        self.job.messages += 1;
     }
 
     /// A message between two ranks, and how long after both halves it leaves.

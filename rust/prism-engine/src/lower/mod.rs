@@ -24,6 +24,7 @@ mod build;
 pub mod goal;
 mod pattern;
 mod ports;
+mod survey;
 
 pub use build::lower;
 pub use pattern::{Message, Pattern, Wire};

@@ -46,6 +46,7 @@ proptest! {
         let program = program(&lowered, &GoalOptions { tick_ps: 1000, rendezvous }).expect("fits");
         let found = evaluate(&program, &LogGops { tick_ps: 1000, ..FLAT }).expect("a program that ends");
         prop_assert_eq!(found.messages, program.num_sends());
+        prop_assert_eq!(found.messages, lowered.num_messages());
         let again = round_trip(&program);
         prop_assert_eq!(again, program);
     }
