@@ -142,8 +142,8 @@ impl MessageProgramBuilder {
         }
     }
 
-    /// Makes a send or receive of the current rank wait for the other half of its message whatever the size, as NCCL's do:
-    /// a message is a rendezvous if either half says so or if it is larger than the evaluation's `S`.
+    /// Makes a send of the current rank wait for its receive whatever the size, as NCCL's do: it ends when the receive is
+    /// matched. A receive may be marked too, which changes nothing: it waits for its message anyway.
     pub fn set_rendezvous(&mut self, op: OpIndex) -> Result<(), MessageError> {
         let at = self.locate(op)?;
         let mut words = self.words(at);

@@ -1,5 +1,6 @@
 //! The event loop.
 
+use super::crowd::{Crowds, Lanes, WAITED};
 use super::error::describe;
 use super::matching::{Entry, Waiters};
 use super::pending::Pending;
@@ -40,6 +41,7 @@ pub(super) struct Engine<'a> {
     nics: Vec<Nic>,
     receives: Waiters,
     messages: Waiters,
+    crowds: Crowds,
     /// What the event at hand made ready.
     ready: Vec<Ready>,
     /// Latest end so far of what an op depends on, while it waits for more; empty with one CPU lane, whose clock says it.
@@ -70,6 +72,7 @@ impl<'a> Engine<'a> {
             nics: vec![Nic::default(); ranks as usize * program.num_nics() as usize],
             receives: Waiters::new(ranks, program.totals.wildcards),
             messages: Waiters::new(ranks, false),
+            crowds: Crowds::default(),
             ready: Vec::new(),
             latest: FxHashMap::default(),
             created: 0,
@@ -85,22 +88,71 @@ impl<'a> Engine<'a> {
             queue.pop(|event| {
                 prefetch(ops, WORDS * event.op as usize);
                 prefetch(ops, WORDS * event.op as usize + 2 * WORDS);
-                prefetch(cpu_free, event.host as usize * cpus);
-                prefetch(nic, event.host as usize * nics);
+                let host = (event.host & !WAITED) as usize;
+                prefetch(cpu_free, host * cpus);
+                prefetch(nic, host * nics);
             })
         };
         while let Some(event) = soon(&mut self.queue, &self.program.ops, &self.cpu_free, &self.nics) {
             self.events += 1;
             let words = self.program.words(event.op as usize);
-            match event.kind() {
-                kind::CALC => self.calc(event, words),
-                kind::SEND => self.send(event, words),
-                kind::RECV => self.recv(event, words),
-                _ => self.message(event, words),
+            if event.host & WAITED != 0 {
+                self.waited(Event { host: event.host & !WAITED, ..event }, words);
+            } else {
+                self.attempt(event, words);
             }
             self.flush();
         }
         self.finish()
+    }
+
+    /// An event whose time has come. True if it found its lanes free; a receive needs none, it is posted.
+    #[inline]
+    fn attempt(&mut self, event: Event, words: OpWords) -> bool {
+        if event.kind() == kind::RECV {
+            self.recv(event, words);
+            return true;
+        }
+        let available = self.available(event.host, event.kind(), words);
+        if available > event.time {
+            let waiting = self.crowds.join(crowd_of(event, words), event, available);
+            if let Some(waiting) = waiting {
+                self.queue.push(waiting);
+            }
+            return false;
+        }
+        match event.kind() {
+            kind::CALC => self.calc(event, words),
+            kind::SEND => self.send(event, words),
+            _ => self.message(event, words),
+        }
+        true
+    }
+
+    /// The first of a crowd is tried again; if it gets the lanes, the next one waits until they are free.
+    fn waited(&mut self, event: Event, words: OpWords) {
+        let crowd = crowd_of(event, words);
+        if !self.crowds.is_valid(crowd, event) || !self.attempt(event, words) {
+            return;
+        }
+        if let Some(next) = self.crowds.next(crowd) {
+            let available = self.available(event.host, event.kind(), self.program.words(next as usize));
+            let waiting = self.crowds.follow(crowd, available.max(event.time));
+            if let Some(waiting) = waiting {
+                self.queue.push(waiting);
+            }
+        }
+    }
+
+    /// When the lanes of an event are free.
+    #[inline]
+    fn available(&self, host: u32, kind: u8, words: OpWords) -> u64 {
+        let (cpu, nic) = self.lanes(host, words);
+        match kind {
+            kind::CALC => self.cpu_free[cpu],
+            kind::SEND => self.cpu_free[cpu].max(self.nics[nic].send_free),
+            _ => self.cpu_free[cpu].max(self.nics[nic].recv_free),
+        }
     }
 
     /// Every op that depends on nothing, rank by rank.
@@ -117,24 +169,15 @@ impl<'a> Engine<'a> {
     }
 
     fn calc(&mut self, event: Event, words: OpWords) {
-        let free =
-            &mut self.cpu_free[event.host as usize * self.program.num_cpus() as usize + words.lanes.cpu as usize];
-        if *free > event.time {
-            let time = *free;
-            return self.queue.push(Event { time, ..event });
-        }
+        let (cpu, _) = self.lanes(event.host, words);
         let end = event.time + self.program.value(words);
-        *free = end;
-        self.start(event.owner(), event.op, words, event.time);
-        self.end(event.owner(), event.op, words, end);
+        self.cpu_free[cpu] = end;
+        self.start(event.host, event.op, words, event.time);
+        self.end(event.host, event.op, words, end);
     }
 
     fn send(&mut self, event: Event, words: OpWords) {
         let (cpu, nic) = self.lanes(event.host, words);
-        let available = self.cpu_free[cpu].max(self.nics[nic].send_free);
-        if available > event.time {
-            return self.queue.push(Event { time: available, ..event });
-        }
         let bytes = self.program.value(words);
         let end = event.time + self.costs.send_cpu(bytes);
         self.cpu_free[cpu] = end;
@@ -151,10 +194,6 @@ impl<'a> Engine<'a> {
 
     fn message(&mut self, event: Event, words: OpWords) {
         let (cpu, nic) = self.lanes(event.host, words);
-        let available = self.cpu_free[cpu].max(self.nics[nic].recv_free);
-        if available > event.time {
-            return self.queue.push(Event { time: available, ..event });
-        }
         let bytes = self.program.value(words);
         let end = event.time + self.costs.recv_cpu(bytes);
         self.cpu_free[cpu] = end;
@@ -332,6 +371,11 @@ impl<'a> Engine<'a> {
             tick_ps: self.costs.tick_ps,
         })
     }
+}
+
+/// The lanes that an event needs, which it shares with others of its kind.
+fn crowd_of(event: Event, words: OpWords) -> Lanes {
+    (event.host, event.kind(), words.lanes.cpu, words.lanes.nic)
 }
 
 /// Sends before receives before calculations.

@@ -16,11 +16,14 @@
 //!
 //! Three things differ, where LogGOPSim's answer has no meaning: an op that depends on one of another CPU lane waits for that
 //! one's end (there, only for its start); a message of 0 bytes costs what one of 1 byte costs (there, one `G` less than
-//! nothing); and only the send's size says whether a message is a rendezvous (there, also that of the receive it meets). Operating-system noise and topologies are not modelled.
+//! nothing); and only the send's size says whether a message is a rendezvous (there, also that of the receive it meets).
+//! Operating-system noise and topologies are not modelled.
 //!
-//! Cost: about three queue operations per message, two per op; per op one byte, per rank some hundred, beside the program.
+//! Cost: one event per op and per message, and one more for each that finds its lane occupied; per rank some hundred bytes
+//! beside the program, and one byte per op if an op has several dependencies.
 
 mod blocked;
+mod crowd;
 mod engine;
 mod error;
 mod matching;

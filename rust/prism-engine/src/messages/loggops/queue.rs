@@ -46,7 +46,7 @@ impl Event {
 }
 
 /// How many events ahead memory is asked for: a few hundred nanoseconds.
-const AHEAD: usize = 8;
+const AHEAD: usize = 16;
 
 /// Buckets for times below 2^63; amortised O(63) moves per event, 3 or so in practice.
 pub(super) struct Queue {
@@ -58,11 +58,13 @@ pub(super) struct Queue {
     /// Bit `b`: bucket `b` (from 1) holds events.
     filled: u64,
     spare: Vec<Event>,
+    /// Bucket 0 is being filled, and sorted after that.
+    is_dealing: bool,
 }
 
 impl Queue {
     pub(super) fn new() -> Self {
-        Self { now: 0, head: 0, buckets: vec![Vec::new(); 64], filled: 0, spare: Vec::new() }
+        Self { now: 0, head: 0, buckets: vec![Vec::new(); 64], filled: 0, spare: Vec::new(), is_dealing: false }
     }
 
     /// Adds an event, not before the last one taken.
@@ -71,7 +73,13 @@ impl Queue {
         debug_assert!(event.time >= self.now, "time goes on");
         let bucket = (u64::BITS - (event.time ^ self.now).leading_zeros()) as usize;
         self.filled |= 1 << bucket;
-        self.buckets[bucket].push(event);
+        let events = &mut self.buckets[bucket];
+        if bucket == 0 && events.last().is_some_and(|last| last.order > event.order) && !self.is_dealing {
+            // An old event at the time reached: where it belongs among those left.
+            let place = events[self.head..].partition_point(|other| other.order < event.order);
+            return events.insert(self.head + place, event);
+        }
+        events.push(event);
     }
 
     /// Takes the first event by time, then order. `soon` is told of events that come soon after.
@@ -98,9 +106,11 @@ impl Queue {
         self.filled &= self.filled - 1;
         let mut dealt = std::mem::replace(&mut self.buckets[lowest], std::mem::take(&mut self.spare));
         self.now = dealt.iter().map(|event| event.time).min()?;
+        self.is_dealing = true;
         for event in &dealt {
             self.push(*event);
         }
+        self.is_dealing = false;
         dealt.iter().take(2 * AHEAD).for_each(soon);
         dealt.clear();
         self.spare = dealt;

@@ -182,6 +182,18 @@ fn agrees(program: &MessageProgram, parameters: &LogGops) -> Result<(), TestCase
 }
 
 #[test]
+fn thousands_of_messages_to_one_rank_come_in_one_after_the_other() {
+    let senders = 3000_u64;
+    let mut text = format!("num_ranks {}\nrank 0 {{\n", senders + 1);
+    (1..=senders).rev().for_each(|rank| text += &format!("recv 101b from {rank}\n"));
+    text += "}\n";
+    (1..=senders).for_each(|rank| text += &format!("rank {rank} {{\nsend 101b to 0\n}}\n"));
+    let result = evaluate(&read(&text), &SMALL).unwrap();
+    assert_eq!(result.end_ticks[0], 15 + 250 + senders * (15 + 200));
+    assert!(result.events < 6 * senders, "{} events: none is tried in vain again and again", result.events);
+}
+
+#[test]
 fn many_waiting_messages_are_matched_as_by_the_plain_evaluator() {
     // A hundred messages of ten tags from two ranks arrive before their receives are posted, in another order; then as many
     // receives wait for their messages; some take any tag or are from anyone.
