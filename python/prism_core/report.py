@@ -120,6 +120,8 @@ def _traffic_rows(traffic: Mapping[str, Any] | None) -> Iterable[tuple[str, str]
         return
     alone = _times([traffic["total_time_alone_ns"]])
     yield "contention", f"{traffic['contention']}, {traffic['messages']:,} messages; {alone} without"
+    if busiest := traffic.get("busiest_port"):
+        yield "busiest port", f"{busiest['port']}: {_times([busiest['used_ns']])} of messages at full speed"
     if overlap := traffic.get("overlap"):
         share, added, source = overlap["stretched_ppm"] / 1e4, _times([overlap["added_ns"]]), overlap["provenance"]
         yield "overlap", f"{share:.1f}% of compute time slowed down, {added} added in all ({source} factors)"

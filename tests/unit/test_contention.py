@@ -76,6 +76,7 @@ def test_replay_prints_what_contention_did(
     assert code == 0
     assert "fair-share, 116,480 messages; 532.014 ms without" in text
     assert "of compute time slowed down" in text
+    assert "network card 0 of node" in text
     code, text, _ = run(monkeypatch, capfd, *arguments, "--json")
     assert json.loads(text)["traffic"]["overlap"]["stretched_ns"] > 0
 

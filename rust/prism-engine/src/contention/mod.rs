@@ -26,9 +26,11 @@ pub mod overlap;
 mod queue;
 mod report;
 mod steps;
+mod usage;
 
 pub use overlap::Overlap;
 pub use report::{OverlapReport, Traffic};
+pub use usage::BusiestPort;
 
 use crate::lower::{Job, Work};
 use crate::sim::SimError;

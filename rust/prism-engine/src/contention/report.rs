@@ -1,7 +1,7 @@
 //! What an evaluation has to say about ranks.
 
 use super::overlap::FactorProvenance;
-use super::{Contention, Evaluation, Overlap};
+use super::{BusiestPort, Contention, Evaluation, Overlap};
 use crate::graph::op::{ComputeClass, Provenance};
 use crate::ids::Rank;
 use crate::lower::{Job, Work};
@@ -19,6 +19,9 @@ pub struct Traffic {
     pub messages: u64,
     /// The job's end without contention and overlap, ns.
     pub total_time_alone_ns: i64,
+    /// The port with most work, if there is any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub busiest_port: Option<BusiestPort>,
     /// If computing beside communication is slower.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overlap: Option<OverlapReport>,
@@ -136,6 +139,7 @@ impl Traffic {
             contention: contention.name(),
             messages: job.num_messages(),
             total_time_alone_ns: alone.as_ns(),
+            busiest_port: job.busiest_port().map(|(port, used)| BusiestPort { port, used_ns: used.as_ns() }),
             overlap: evaluation.overlap_report(job, overlap),
         }
     }

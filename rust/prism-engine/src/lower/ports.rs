@@ -26,6 +26,19 @@ impl PortMap {
         2 * (self.nodes * self.world.nics + self.world.size)
     }
 
+    /// What a port is.
+    pub(crate) fn name(&self, port: u32) -> String {
+        let direction = if port.is_multiple_of(2) { "sending" } else { "receiving" };
+        let cards = self.nodes * self.world.nics;
+        match (port / 2).checked_sub(cards) {
+            Some(rank) => format!("NVLink of rank {rank}, {direction}"),
+            None => {
+                let (node, card) = (port / 2 / self.world.nics, port / 2 % self.world.nics);
+                format!("network card {card} of node {node}, {direction}")
+            }
+        }
+    }
+
     fn card(&self, node: u32, card: u32) -> u32 {
         2 * (node * self.world.nics + card)
     }

@@ -102,6 +102,8 @@ proptest! {
         for rule in [Contention::FairShare, Contention::Fifo] {
             let evaluation = evaluate(&lowered, rule, &none()).expect("no deadlock");
             let shared = finals(&evaluation, &lowered);
+            let used = lowered.busiest_port().map_or(SimTime::ZERO, |(_, used)| used);
+            prop_assert!(evaluation.end(&lowered) >= used, "{:?}: bytes went faster than their port", rule);
             prop_assert!(alone.iter().zip(&shared).all(|(alone, shared)| alone <= shared), "{:?}", rule);
             let again = evaluate(&lowered, rule, &none()).expect("no deadlock");
             prop_assert_eq!(again.report(&lowered), evaluation.report(&lowered));

@@ -64,6 +64,17 @@ fn a_bottleneck_elsewhere_leaves_room() {
 }
 
 #[test]
+fn the_busiest_port_is_named() {
+    let graph = at_once(5, &[(0, 1), (0, 2), (3, 2), (4, 2)]);
+    let job = lower(&graph, &LowerOptions::new(flat_profile(5_000, 50_000_000_000))).expect("fits");
+    let (port, used) = job.busiest_port().expect("there are messages");
+    assert_eq!((port.as_str(), used.as_ns()), ("network card 0 of node 2, receiving", 3_000_000));
+    // Two GPUs of one node.
+    let job = lower(&at_once(2, &[(0, 1)]), &LowerOptions::new(profile())).expect("fits");
+    assert_eq!(job.busiest_port().expect("there is a message").0, "NVLink of rank 0, sending");
+}
+
+#[test]
 fn both_directions_are_free_of_each_other() {
     let graph = at_once(2, &[(0, 1), (1, 0)]);
     for rule in [Contention::None, Contention::FairShare, Contention::Fifo] {
