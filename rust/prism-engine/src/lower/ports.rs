@@ -30,13 +30,11 @@ impl PortMap {
     pub(crate) fn name(&self, port: u32) -> String {
         let direction = if port.is_multiple_of(2) { "sending" } else { "receiving" };
         let cards = self.nodes * self.world.nics;
-        match (port / 2).checked_sub(cards) {
-            Some(rank) => format!("NVLink of rank {rank}, {direction}"),
-            None => {
-                let (node, card) = (port / 2 / self.world.nics, port / 2 % self.world.nics);
-                format!("network card {card} of node {node}, {direction}")
-            }
+        if let Some(rank) = (port / 2).checked_sub(cards) {
+            return format!("NVLink of rank {rank}, {direction}");
         }
+        let (node, card) = (port / 2 / self.world.nics, port / 2 % self.world.nics);
+        format!("network card {card} of node {node}, {direction}")
     }
 
     fn card(&self, node: u32, card: u32) -> u32 {
