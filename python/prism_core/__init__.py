@@ -18,6 +18,7 @@ from prism_core.errors import (
     ShimError,
     TorchMissingError,
 )
+from prism_core.export import export
 from prism_core.replay import ReplayResult, inspect, replay
 
 __version__ = tool_version()
@@ -40,6 +41,7 @@ __all__ = [
     "collectives",
     "diagnose",
     "emulate",
+    "export",
     "inspect",
     "replay",
     "synthetic",

@@ -19,6 +19,8 @@ from prism_core.diagnose import diagnose as run_diagnose
 from prism_core.diagnose import diagnose_text
 from prism_core.emulate import emulate as run_emulate
 from prism_core.errors import PrismError, error_entry
+from prism_core.export import export as run_export
+from prism_core.export import export_text
 from prism_core.messages import import_goal
 from prism_core.nccl import parse_settings
 from prism_core.replay import inspect as read_graph
@@ -43,6 +45,7 @@ Command = Annotated[list[str], typer.Argument(help="The training program, after 
 GraphPath = Annotated[Path, typer.Argument(help="The job's execution graph.", metavar="JOB.prism")]
 AnyPath = Annotated[Path, typer.Argument(help="Execution graph or message program.", metavar="JOB.prism|JOB.goal")]
 Slow = Annotated[list[str] | None, typer.Option("--slow", help="Slow a rank's compute.", metavar="RANK=FACTOR")]
+Messages = Annotated[str, typer.Option(help="How finely rings are cut: fine or coarse.")]
 Perturb = Annotated[Path | None, typer.Option("--perturb", help="A file of perturbations.", metavar="FILE.toml")]
 
 
@@ -100,7 +103,9 @@ def replay(
     graph: AnyPath,
     slow: Slow = None,
     perturb: Perturb = None,
-    contention: Annotated[str, typer.Option(help="none or fair-share.")] = "none",
+    contention: Annotated[str, typer.Option(help="none, fair-share or fifo.")] = "none",
+    overlap: Annotated[Path | None, typer.Option(help="Slower computing beside communication.", metavar="FILE")] = None,
+    messages: Messages = "fine",
     symmetry: Annotated[bool, typer.Option(help="Evaluate equal ranks once.")] = True,
     nccl: Annotated[
         list[str] | None, typer.Option(help="Another NCCL variable, e.g. NCCL_ALGO=Ring.", metavar="NAME=VALUE")
@@ -115,9 +120,11 @@ def replay(
     as_json: Json = False,
 ) -> None:
     """Compute the iteration time of the whole job, all ranks virtual."""
+    how: Any = {"contention": contention, "symmetry": symmetry, "overlap": overlap, "messages": messages}
+    settings = parse_settings(nccl or [])
     result = run_replay(
-        graph, contention, symmetry, parse_slow(slow or []), perturb, parse_settings(nccl or []), tuning, loggops  # type: ignore[arg-type]
-    )  # fmt: skip
+        graph, slow=parse_slow(slow or []), perturb=perturb, nccl=settings, tuning=tuning, loggops=loggops, **how
+    )
     _say(result.to_dict(), reports.replay_text, as_json)
 
 
@@ -129,6 +136,21 @@ def import_goal_text(
 ) -> None:
     """Store GOAL text as a message program."""
     _say(import_goal(source, output), reports.inspect_text, as_json)
+
+
+@app.command()
+def export(
+    graph: GraphPath,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.", metavar="FILE")],
+    format: Annotated[str, typer.Option("--format", help="goal: text for LogGOPSim.")] = "goal",
+    messages: Messages = "coarse",
+    tick_ps: Annotated[int, typer.Option(help="Picoseconds per unit of time.", min=1)] = 1000,
+    rendezvous: Annotated[bool, typer.Option(help="Messages between two ranks wait for both.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Write the job as messages, in the form of another tool."""
+    document = run_export(graph, output, format, messages=messages, tick_ps=tick_ps, rendezvous=rendezvous)  # type: ignore[arg-type]
+    _say(document, export_text, as_json)
 
 
 @app.command()

@@ -8,7 +8,7 @@ import resource
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from prism_core import _native
 from prism_core.config import check_ranks, check_slow
@@ -17,7 +17,9 @@ from prism_core.messages import inspect_program, is_message_program, refuse_mess
 from prism_core.nccl import DEFAULT_PROFILE, differences, merged, settings_of_profile, with_settings
 from prism_core.perturb import Perturb, perturbation_text
 
-Contention = Literal["none", "fair-share"]
+Contention = Literal["none", "fair-share", "fifo"]
+Messages = Literal["fine", "coarse"]
+Overlap: TypeAlias = str | os.PathLike[str] | Mapping[str, float]
 
 
 class ReplayResult:
@@ -47,6 +49,30 @@ class ReplayResult:
         return dict(self._document)
 
 
+def overlap_text(overlap: Overlap | None) -> str | None:
+    """Factors of overlap as TOML text.
+
+    Args:
+        overlap: As `replay` takes it.
+
+    Raises:
+        ConfigError: A file cannot be read, or a factor is no number.
+    """
+    if overlap is None:
+        return None
+    if isinstance(overlap, Mapping):
+        if any(isinstance(factor, bool) or not isinstance(factor, (int, float)) for factor in overlap.values()):
+            raise ConfigError(f"overlap is {dict(overlap)}: it must be numbers by class of work")
+        return "[overlap]\n" + "".join(f"{json.dumps(name)} = {float(factor)!r}\n" for name, factor in overlap.items())
+    if isinstance(overlap, str) and "\n" in overlap:
+        return overlap
+    try:
+        return Path(overlap).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigError(f"cannot read {overlap}: {reason}") from error
+
+
 def open_graph(path: str | os.PathLike[str]) -> _native.Graph:
     """Opens a graph file; `.txt` files are read as the text form."""
     location = Path(path)
@@ -68,13 +94,20 @@ def replay(
     nccl: Mapping[str, str] | None = None,
     tuning: str | None = None,
     loggops: str | Mapping[str, float] | None = None,
+    *,
+    overlap: Overlap | None = None,
+    messages: Messages = "fine",
 ) -> ReplayResult:
     """Replays a graph from virtual ranks only.
+
+    With contention or overlap every message is evaluated, rank by rank: time and memory grow with messages and ops
+    (`docs/contention.md`).
 
     Args:
         graph_or_path: The graph, or the path of its file; or a message program, or the path of its file (GOAL text or
             the stored form), which takes `loggops` and nothing else.
-        contention: How messages share a network card.
+        contention: How messages share network cards and NVLink ports: `none` (each has them to itself), `fair-share`
+            (evenly while they overlap) or `fifo` (one at a time).
         symmetry: Evaluate equal ranks once.
         slow: Slow-down of single ranks' compute, for example `{4242: 1.3}`.
         perturb: Changes to the job: the path of a TOML file, TOML text, or a list of perturbations
@@ -84,6 +117,9 @@ def replay(
         tuning: How algorithms and protocols are chosen, if not as the graph's profile says: `nccl-2.27` (that version
             of NCCL), or `fastest`.
         loggops: Parameters of a message program's evaluation (`prism_core.messages.replay_program`).
+        overlap: How many times longer computations take beside communication: the path of a TOML file with a table
+            `[overlap]`, TOML text, or factors by class, for example `{"gemm": 1.15}`. By default the profile's own.
+        messages: Where messages are evaluated, `fine` cuts rings as NCCL does, `coarse` has one message per ring step.
 
     Returns:
         The result: iteration times in ns, ops evaluated, wall time, and more.
@@ -91,9 +127,8 @@ def replay(
     if isinstance(graph_or_path, _native.MessageProgram) or (
         not isinstance(graph_or_path, _native.Graph) and is_message_program(graph_or_path)
     ):
-        _refuse_options(
-            slow=slow, perturb=perturb, contention=contention != "none", symmetry=not symmetry, nccl=nccl, tuning=tuning
-        )
+        changed = {"contention": contention != "none", "symmetry": not symmetry, "messages": messages != "fine"}
+        _refuse_options(slow=slow, perturb=perturb, overlap=overlap, nccl=nccl, tuning=tuning, **changed)
         return ReplayResult(replay_program(graph_or_path, loggops))
     if loggops is not None:
         raise ConfigError("loggops is for message programs (GOAL): an execution graph is replayed with its profile")
@@ -104,6 +139,8 @@ def replay(
         "perturb": perturbation_text(perturb),
         "contention": contention,
         "symmetry": symmetry,
+        "overlap": overlap_text(overlap),
+        "messages": messages,
     }
     recorded_profile = graph.meta.get("profile")
     recorded = settings_of_profile(recorded_profile) if recorded_profile else {}
@@ -113,6 +150,10 @@ def replay(
     document = json.loads(_native.replay_json(graph, json.dumps(options)))
     document["nccl"] = used
     document["notes"] = differences(recorded, used)
+    if document.get("traffic"):
+        document["notes"].append(
+            'messages are those of network.tuning = "fastest": NCCL\'s channels and choice are not lowered'
+        )
     document["wall_ns"] = time.monotonic_ns() - start
     document["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return ReplayResult(document)

@@ -131,6 +131,7 @@ def replay_text(document: Mapping[str, Any]) -> str:
     rows = [
         ("iteration time", _times(document["iteration_time_ns"])),
         ("ranks", f"{document['world_size']} in {document['rank_classes']} classes"),
+        *_traffic_rows(document.get("traffic")),
         ("critical rank", str(document["critical_rank"])),
         ("ops", f"{document['ops']:,}, evaluated {document['ops_evaluated']:,}"),
         *((f"compute {name}", share) for name, share in _share_lines(_provenance(document))),
@@ -139,6 +140,18 @@ def replay_text(document: Mapping[str, Any]) -> str:
         ("took", f"{_seconds(document['wall_ns'])}, {_mebibytes(document['peak_rss_bytes'])}"),
     ]
     return _table(rows)
+
+
+def _traffic_rows(traffic: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
+    if traffic is None:
+        return
+    alone = _times([traffic["total_time_alone_ns"]])
+    yield "contention", f"{traffic['contention']}, {traffic['messages']:,} messages; {alone} without"
+    if busiest := traffic.get("busiest_port"):
+        yield "busiest port", f"{busiest['port']}: {_times([busiest['used_ns']])} of messages at full speed"
+    if overlap := traffic.get("overlap"):
+        share, added, source = overlap["stretched_ppm"] / 1e4, _times([overlap["added_ns"]]), overlap["provenance"]
+        yield "overlap", f"{share:.1f}% of compute time slowed down, {added} added in all ({source} factors)"
 
 
 def inspect_text(document: Mapping[str, Any]) -> str:

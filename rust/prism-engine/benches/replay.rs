@@ -2,7 +2,7 @@
 //! shared.
 //!
 //! `cargo bench -p prism-engine --bench replay [-- SECTION]` with the sections `ddp`, `live`, `step`, `explicit`, `ring`,
-//! `growth`.
+//! `growth`, `contention`.
 //!
 //! *Instructions per op* come from `perf stat -e instructions:u` over this program itself, once with one replay and once with
 //! many; a machine without that counter shows `-`. *Passes* compare with the least a replay of different ranks could
@@ -12,14 +12,16 @@
 
 use prism_engine::collective::ring::{self, Phase, Ring, RingScratch};
 use prism_engine::collective::{self, CollectiveCall, CommShape, Scratch, choice, uniform_cost};
+use prism_engine::contention::{Contention, Overlap, evaluate};
 use prism_engine::cost::comm::Link;
 use prism_engine::graph::op::{CollectiveKind, ComputeClass, DataType, Op, OpKind, Provenance, ReduceOp};
 use prism_engine::graph::{Graph, GraphBuilder};
 use prism_engine::ids::{CommId, EventId, NameId, Rank, SlotId, StreamId};
+use prism_engine::lower::{LowerOptions, StepMessages, lower};
 use prism_engine::profile::Profile;
 use prism_engine::replay::{ReplayOptions, ReplayResult, replay};
 use prism_engine::sim::{Peers, Question, SimOptions, Simulation};
-use prism_engine::synthetic::TransformerStep;
+use prism_engine::synthetic::{TransformerStep, flat_profile};
 use prism_engine::units::SimTime;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
@@ -97,8 +99,15 @@ type Section = fn(&Profile);
 
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
-    let sections: [(&str, Section); 6] =
-        [("ddp", ddp), ("live", live), ("step", step), ("explicit", explicit), ("ring", ring), ("growth", growth)];
+    let sections: [(&str, Section); 7] = [
+        ("ddp", ddp),
+        ("live", live),
+        ("step", step),
+        ("explicit", explicit),
+        ("ring", ring),
+        ("growth", growth),
+        ("contention", contention),
+    ];
     let profile = Profile::builtin("h100-sxm").expect("built in");
     if let Some(dp) = wanted.iter().find_map(|wanted| wanted.strip_prefix(SIZE)) {
         return one_size(&profile, dp.parse().expect("a number"));
@@ -305,6 +314,31 @@ fn read_bandwidth() -> f64 {
     let words = vec![1u64; 1 << 25];
     let taken = cpu(|| assert_eq!(black_box(&words).iter().sum::<u64>(), 1 << 25));
     (words.len() * 8) as f64 / taken.as_secs_f64()
+}
+
+/// The step message by message, on the network without structure.
+fn contention(_: &Profile) {
+    for (dp, none, fifo) in [(8, 0.550_874_570, 0.553_538_924), (128, 0.554_591_0, 0.557_255)] {
+        let profile = flat_profile(5_000, 50_000_000_000);
+        let options = LowerOptions { step_messages: StepMessages::Coarse, ..LowerOptions::new(profile) };
+        let graph = transformer(dp);
+        let job = lower(&graph, &options).expect("fits");
+        let lowering = cpu(|| lower(&graph, &options).expect("fits")).as_secs_f64();
+        println!("transformer step, {} ranks: lowered in {lowering:.2} s", graph.world_size());
+        for (rule, expected) in
+            [(Contention::None, none), (Contention::Fifo, fifo), (Contention::FairShare, f64::INFINITY)]
+        {
+            let run = || evaluate(&job, rule, &Overlap::default()).expect("no deadlock").end(&job);
+            let end = run().as_ps() as f64 / 1e12;
+            let is_right = if expected.is_finite() { (end / expected - 1.0).abs() < 1e-5 } else { end > fifo };
+            assert!(is_right, "{end} s, not {expected}");
+            let (taken, messages) = (cpu(run).as_secs_f64(), job.num_messages() as f64);
+            let (name, rate, rss) = (rule.name(), messages / taken / 1e6, peak_rss() as f64 / 1e6);
+            println!(
+                "  {name}: {end:.6} s, {messages} messages in {taken:.2} s, {rate:.1} M messages/s, RSS {rss:.0} MB"
+            );
+        }
+    }
 }
 
 /// The step at growing size, every rank with its own speed; each size in a process of its own, for its memory.

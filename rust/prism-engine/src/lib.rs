@@ -55,10 +55,12 @@
 
 pub mod analysis;
 pub mod collective;
+pub mod contention;
 pub mod cost;
 pub mod graph;
 pub mod hybrid;
 pub mod ids;
+pub mod lower;
 pub mod messages;
 pub mod perturb;
 pub mod profile;

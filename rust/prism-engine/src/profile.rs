@@ -11,6 +11,7 @@
 //! ```
 
 use crate::collective::tuning::{CpuVendor, NcclSettings, SettingError, Tuning};
+use crate::contention::Overlap;
 use prism_wire::message::DataType;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -68,6 +69,9 @@ pub struct Profile {
     pub node: Node,
     /// Between the machines, and the collectives' own parameters.
     pub network: Network,
+    /// How much slower computing is beside communication. Without the table, not at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overlap: Option<Overlap>,
 }
 
 /// One GPU: the numbers CUDA reports, and how fast it works.
@@ -258,6 +262,12 @@ pub struct LowLatency {
 }
 
 impl Profile {
+    /// The same with `network.tuning = "fastest"`: collectives run over one wide channel.
+    pub(crate) fn without_channels(mut self) -> Self {
+        (self.network.tuning, self.network.nccl) = (Tuning::Fastest, NcclSettings::default());
+        self
+    }
+
     /// The built-in profile `name`.
     pub fn builtin(name: &str) -> Result<Self, ProfileError> {
         match BUILTIN.iter().find(|(known, _)| *known == name) {

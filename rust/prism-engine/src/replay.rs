@@ -2,27 +2,20 @@
 
 mod limits;
 
+pub use crate::contention::Contention;
 pub(crate) use limits::{check_events, placed};
 
+use crate::contention::{Overlap, Traffic, evaluate};
 use crate::graph::Graph;
 use crate::ids::Rank;
+use crate::lower::{LowerOptions, StepMessages, lower};
 use crate::perturb::Perturbations;
 use crate::profile::Profile;
-use crate::sim::{DeviceTime, Peers, SimError, SimOptions, SimReport, Simulation};
+use crate::sim::{DeviceTime, Peers, SimError, SimOptions, SimReport, Simulation, add_constant_factors};
 use crate::units::SimTime;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// How concurrent communication shares the network.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Contention {
-    /// It does not: every operation has the network to itself.
-    #[default]
-    None,
-    /// Operations share links fairly while they overlap.
-    FairShare,
-}
 
 /// How to replay.
 #[derive(Clone, Debug)]
@@ -35,16 +28,38 @@ pub struct ReplayOptions {
     pub perturb: Perturbations,
     /// Evaluate ranks that cannot be told apart once, for as long as they cannot. Times are the same either way.
     pub symmetry: bool,
-    /// How concurrent communication shares the network.
+    /// How concurrent communication shares the network. With any sharing every message is evaluated, rank by rank.
     pub contention: Contention,
+    /// How much slower computations are beside communication. The same cost as contention, if there is any factor.
+    pub overlap: Overlap,
+    /// How finely collectives are cut where messages are evaluated.
+    pub step_messages: StepMessages,
+    /// Most messages that are evaluated.
+    pub max_messages: u64,
 }
 
 impl ReplayOptions {
-    /// Full speed, no contention.
+    /// Full speed, no contention; overlap as the profile has it.
     #[must_use]
     pub fn new(profile: Profile) -> Self {
         let (slow, perturb) = (BTreeMap::new(), Perturbations::default());
-        Self { profile, slow, perturb, symmetry: true, contention: Contention::None }
+        Self {
+            overlap: profile.overlap.unwrap_or_default(),
+            profile,
+            slow,
+            perturb,
+            symmetry: true,
+            contention: Contention::None,
+            step_messages: StepMessages::Fine,
+            max_messages: LowerOptions::MAX_MESSAGES,
+        }
+    }
+}
+
+impl ReplayOptions {
+    /// Is every operation evaluated by itself?
+    fn is_alone(&self) -> bool {
+        self.contention == Contention::None && self.overlap.is_none()
     }
 }
 
@@ -75,11 +90,19 @@ pub struct ReplayResult {
     pub device_time_by_provenance: BTreeMap<crate::graph::op::Provenance, i64>,
     /// The rank whose last iteration ends last; of several, the lowest.
     pub critical_rank: Option<Rank>,
+    /// Where messages were evaluated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub traffic: Option<Traffic>,
 }
 
 /// Replays the job. Deterministic: depends on nothing but the arguments.
 pub fn replay(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<ReplayResult, SimError> {
-    let summary = run(graph, options)?.summary();
+    let (summary, traffic) = if options.is_alone() {
+        (run(graph, options)?.summary(), None)
+    } else {
+        let (report, traffic) = replay_messages(graph, options)?;
+        (report.into_summary(), Some(traffic))
+    };
     Ok(ReplayResult {
         world_size: graph.world_size(),
         iteration_time_ns: summary.iteration_times.into_iter().map(SimTime::as_ns).collect(),
@@ -93,6 +116,7 @@ pub fn replay(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<ReplayResul
         device_time_by_provenance: summary.device_time.by_provenance.clone(),
         critical_rank: summary.critical_rank,
         device_time: summary.device_time,
+        traffic,
     })
 }
 
@@ -101,13 +125,11 @@ pub fn replay(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<ReplayResul
 /// # Errors
 /// What the simulation refuses; waits for events that were not recorded before; times that do not fit.
 pub fn replay_ranks(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<SimReport, SimError> {
-    run(graph, options).map(|simulation| simulation.report())
+    if options.is_alone() { Ok(run(graph, options)?.report()) } else { Ok(replay_messages(graph, options)?.0) }
 }
 
+/// Replays without contention: operation by operation.
 fn run(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<Simulation, SimError> {
-    if options.contention == Contention::FairShare {
-        return Err(SimError::Unavailable { what: "contention \"fair-share\"".to_owned() });
-    }
     check_events(graph)?;
     if options.symmetry {
         let mut simulation = simulation(graph, options, true)?;
@@ -121,6 +143,29 @@ fn run(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<Simulation, SimErr
     let mut simulation = simulation(graph, options, false)?;
     simulation.run().map_err(|error| placed(error, graph, options, Some(&simulation)))?;
     Ok(simulation)
+}
+
+/// Replays message by message, after a replay without contention has shown that everybody gets through.
+fn replay_messages(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<(SimReport, Traffic), SimError> {
+    if let Some(rule) = options.perturb.first_changing(graph.world_size()) {
+        let what = format!("the perturbation {rule} together with contention or overlap (constant stragglers are)");
+        return Err(SimError::Unavailable { what });
+    }
+    // Messages are cut as without NCCL's channels, so the comparison must be, too.
+    let plain = ReplayOptions { profile: options.profile.clone().without_channels(), ..options.clone() };
+    let alone = run(graph, &plain)?.summary().final_time;
+    let mut slow = options.slow.clone();
+    add_constant_factors(graph.world_size(), &mut slow, &options.perturb);
+    let lowering = LowerOptions {
+        slow,
+        step_messages: options.step_messages,
+        max_messages: options.max_messages,
+        ..LowerOptions::new(plain.profile)
+    };
+    let job = lower(graph, &lowering)?;
+    let evaluation = evaluate(&job, options.contention, &options.overlap)?;
+    let traffic = Traffic::new(&job, &evaluation, options.contention, &options.overlap, alone);
+    Ok((evaluation.report(&job), traffic))
 }
 
 fn simulation(graph: &Arc<Graph>, options: &ReplayOptions, symmetry: bool) -> Result<Simulation, SimError> {

@@ -5,6 +5,7 @@
 mod collectives;
 mod diagnose;
 mod error;
+mod export;
 mod graph;
 mod messages;
 mod replay;
@@ -25,6 +26,8 @@ mod _native {
     use super::diagnose::diagnose_json;
     #[pymodule_export]
     use super::error::{ConfigError, DeadlockError, GraphFormatError, MismatchError, PrismError, ShimError};
+    #[pymodule_export]
+    use super::export::export_goal;
     #[pymodule_export]
     use super::graph::{Graph, Recording, assemble};
     #[pymodule_export]

@@ -3,10 +3,12 @@
 use crate::error::{ConfigError, from_json, from_profile, from_sim};
 use crate::graph::Graph;
 use prism_engine::collective::tuning::NcclSettings;
+use prism_engine::contention::{Contention, Overlap};
 use prism_engine::ids::Rank;
+use prism_engine::lower::{LowerOptions, StepMessages};
 use prism_engine::perturb::{Perturbations, World};
 use prism_engine::profile::Profile;
-use prism_engine::replay::{Contention, ReplayOptions, replay};
+use prism_engine::replay::{ReplayOptions, replay};
 use pyo3::prelude::*;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -43,26 +45,54 @@ pub(crate) fn perturb_of(options: &Value, world_size: u32, profile: &Profile) ->
     }
 }
 
+/// A text among the options.
+fn text_of<'a>(options: &'a Value, name: &str, default: &'a str) -> PyResult<&'a str> {
+    match options.get(name) {
+        None | Some(Value::Null) => Ok(default),
+        Some(Value::String(text)) => Ok(text),
+        Some(other) => Err(ConfigError::new_err(format!("{name} is {other}: it must be a text"))),
+    }
+}
+
+fn contention_of(options: &Value) -> PyResult<Contention> {
+    let name = text_of(options, "contention", "none")?;
+    let message = || ConfigError::new_err(format!("contention is {name:?}: it must be none, fair-share or fifo"));
+    Contention::from_name(name).ok_or_else(message)
+}
+
+/// The factors asked for, or the profile's own.
+fn overlap_of(options: &Value, profile: &Profile) -> PyResult<Overlap> {
+    let text = text_of(options, "overlap", "")?;
+    if text.is_empty() {
+        return Ok(profile.overlap.unwrap_or_default());
+    }
+    Overlap::from_toml(text).map_err(|error| ConfigError::new_err(error.to_string()))
+}
+
+pub(crate) fn step_messages_of(options: &Value) -> PyResult<StepMessages> {
+    match text_of(options, "messages", "fine")? {
+        "fine" => Ok(StepMessages::Fine),
+        "coarse" => Ok(StepMessages::Coarse),
+        other => Err(ConfigError::new_err(format!("messages is {other:?}: it must be fine or coarse"))),
+    }
+}
+
 /// Replays the job from virtual ranks only. `options_json`: `slow` (rank to factor), `perturb` (TOML text), `contention`,
-/// `symmetry`, `profile` (TOML text). Returns the result as JSON. Raises DeadlockError, MismatchError or ConfigError.
+/// `overlap` (TOML text), `messages`, `max_messages`, `symmetry`, `profile` (TOML text). Returns the result as JSON. Raises DeadlockError, MismatchError or ConfigError.
 #[pyfunction]
 pub(crate) fn replay_json(py: Python<'_>, graph: PyRef<'_, Graph>, options_json: &str) -> PyResult<String> {
     let options: Value = serde_json::from_str(options_json).map_err(|error| from_json("options", &error))?;
     let graph = graph.inner(py)?;
-    let contention = options.get("contention").and_then(Value::as_str).unwrap_or("none");
     let profile = profile_of(options.get("profile").and_then(Value::as_str), Some(&graph))?;
     let options = ReplayOptions {
         perturb: perturb_of(&options, graph.world_size(), &profile)?,
-        profile,
         slow: slow_of(&options)?.into_iter().map(|(rank, factor)| (Rank(rank), factor)).collect(),
         symmetry: options.get("symmetry").and_then(Value::as_bool).unwrap_or(true),
-        contention: match contention {
-            "none" => Contention::None,
-            "fair-share" => Contention::FairShare,
-            other => {
-                return Err(ConfigError::new_err(format!("contention is {other:?}: it must be none or fair-share")));
-            }
-        },
+        contention: contention_of(&options)?,
+        overlap: overlap_of(&options, &profile)?,
+        step_messages: step_messages_of(&options)?,
+        max_messages: options.get("max_messages").and_then(Value::as_u64).unwrap_or(LowerOptions::MAX_MESSAGES),
+        profile,
     };
     let result = py.detach(|| replay(&graph, &options)).map_err(|error| from_sim(&error))?;
     serde_json::to_string(&result).map_err(|error| from_json("result", &error))

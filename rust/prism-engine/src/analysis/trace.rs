@@ -85,8 +85,8 @@ pub struct JobTrace {
 impl JobTrace {
     /// Replays the job and keeps its launches. Refuses jobs with more than [`MAX_LAUNCHES`], and contention, by name.
     pub fn record(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<Self, SimError> {
-        if options.contention != Contention::None {
-            return Err(SimError::Unavailable { what: "an analysis under contention".to_owned() });
+        if options.contention != Contention::None || !options.overlap.is_none() {
+            return Err(SimError::Unavailable { what: "an analysis under contention or overlap".to_owned() });
         }
         let plans: Vec<Plan> =
             (0..graph.num_templates()).map(|t| Plan::of(graph.template(TemplateId(t as u32)))).collect();

@@ -44,8 +44,9 @@ mod window;
 
 pub(crate) use batch::{RingWalk, batch_completion, least_time};
 pub use p2p::{message, message_over};
-pub(crate) use plan::quick_completion;
 pub use plan::{Algorithm, Choice, CollectiveCall, Scratch, choice, completion, uniform_cost};
+pub(crate) use plan::{quick_completion, ring_messages, way_of};
 pub use prism_wire::message::CollectiveKind;
 pub use protocol::Protocol;
+pub(crate) use protocol::{ProtocolCosts, Wiring};
 pub use shape::{CommShape, ShapePool};

@@ -234,6 +234,12 @@ pub fn choice(shape: &CommShape, call: &CollectiveCall) -> Choice {
     Choice { algorithm, protocol: shape.protocols[protocol].protocol }
 }
 
+/// Algorithm of `call`, and the links of its protocol.
+pub(crate) fn way_of<'a>(shape: &'a CommShape, call: &CollectiveCall) -> (Algorithm, &'a ProtocolCosts) {
+    let Way { algorithm, protocol, .. } = decide(shape, call, &mut Work::default()).way;
+    (algorithm, &shape.protocols[protocol])
+}
+
 impl Scratch {
     fn outcome(&mut self, shape: &CommShape, call: &CollectiveCall) -> &Outcome {
         let Self { work, cache, .. } = self;
@@ -352,7 +358,7 @@ fn in_range(messages: u64, hops: usize, occupancy: &[i64], latency: &[i64]) -> b
 }
 
 /// Messages that every rank of a ring sends, and their size.
-fn ring_messages(n: u64, costs: &ProtocolCosts, call: &CollectiveCall) -> (u64, u64) {
+pub(crate) fn ring_messages(n: u64, costs: &ProtocolCosts, call: &CollectiveCall) -> (u64, u64) {
     let steps = if call.kind == CollectiveKind::AllReduce { 2 * (n - 1) } else { n - 1 };
     // The buffer goes round in loops of one step per member; all loops, steps and slices are of the same size.
     let part = call.bytes.div_ceil(n);

@@ -24,6 +24,15 @@ pub(crate) struct Hop {
     pub(crate) streams: u32,
 }
 
+/// What a link passes, and which share of it a message at the link's speed uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wiring {
+    /// Network cards, all used alike; 0: NVLink.
+    pub(crate) cards: u32,
+    /// Used share of each, as a fraction.
+    pub(crate) share: (u64, u64),
+}
+
 /// The links of a communicator under one protocol.
 #[derive(Clone, Debug)]
 pub(crate) struct ProtocolCosts {
@@ -34,6 +43,10 @@ pub(crate) struct ProtocolCosts {
     pub(crate) ring_links: Vec<Link>,
     /// Distinct links of the trees, each with its static share.
     pub(crate) tree_links: Vec<Link>,
+    /// What each healthy link of the ring is made of.
+    pub(crate) ring_wires: Vec<Wiring>,
+    /// What each healthy link of the trees is made of.
+    pub(crate) tree_wires: Vec<Wiring>,
     /// Slices of a ring step.
     pub(crate) slices: u64,
     /// Most bytes of a ring step.
@@ -56,12 +69,15 @@ impl ProtocolCosts {
 
     fn simple(profile: &Profile, ring: &[Hop], tree: &[Hop]) -> Self {
         let network = &profile.network;
+        let wires = |hops: &[Hop]| hops.iter().map(|hop| wiring(*hop, (1, 1))).collect();
         let links = |hops: &[Hop]| hops.iter().map(|hop| base(profile, *hop).shared_by(hop.streams)).collect();
         Self {
             protocol: Protocol::Simple,
             launch: nanoseconds(network.collective_launch_ns),
             ring_links: links(ring),
             tree_links: links(tree),
+            ring_wires: wires(ring),
+            tree_wires: wires(tree),
             slices: u64::from(network.ring_slices_per_step),
             ring_step_bytes: network.ring_step_bytes,
             tree_chunk_bytes: network.tree_chunk_bytes,
@@ -79,6 +95,15 @@ impl ProtocolCosts {
             let bytes_per_s = share(base(profile, hop).bytes_per_s, costs.bandwidth_share).min(limit);
             Link { bytes_per_s, latency: nanoseconds(latency) }.shared_by(hop.streams)
         };
+        let wires = |hops: &[Hop]| {
+            let wire = |hop: &Hop| {
+                let limit =
+                    if hop.cards == 0 { costs.nvlink_limit_bytes_per_s } else { costs.network_limit_bytes_per_s };
+                let whole = share(base(profile, *hop).bytes_per_s, costs.bandwidth_share);
+                wiring(*hop, (whole.min(limit), whole))
+            };
+            hops.iter().map(wire).collect()
+        };
         let ring_link = |hop: &Hop| link(*hop, costs.ring_nvlink_latency_ns, costs.ring_latency_ns);
         let tree_link = |hop: &Hop| link(*hop, costs.tree_nvlink_latency_ns, costs.tree_latency_ns);
         Self {
@@ -86,6 +111,8 @@ impl ProtocolCosts {
             launch: nanoseconds(costs.launch_ns),
             ring_links: ring.iter().map(ring_link).collect(),
             tree_links: tree.iter().map(tree_link).collect(),
+            ring_wires: wires(ring),
+            tree_wires: wires(tree),
             slices: 1,
             ring_step_bytes: costs.chunk_bytes,
             tree_chunk_bytes: costs.chunk_bytes,
@@ -96,4 +123,9 @@ impl ProtocolCosts {
 
 fn base(profile: &Profile, hop: Hop) -> Link {
     if hop.cards == 0 { Link::nvlink(profile) } else { Link::network(profile, hop.cards) }
+}
+
+/// A hop, `share` of whose bandwidth all its streams together can use.
+fn wiring(hop: Hop, (part, whole): (u64, u64)) -> Wiring {
+    Wiring { cards: hop.cards, share: (part, whole.saturating_mul(u64::from(hop.streams.max(1)))) }
 }

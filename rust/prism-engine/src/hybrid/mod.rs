@@ -71,6 +71,9 @@ impl SessionOptions {
         if self.mode == SessionMode::Collect && !self.perturb.is_empty() {
             return config("a graph is collected without perturbations".into());
         }
+        if self.mode == SessionMode::Emulate && self.profile.overlap.is_some_and(|overlap| !overlap.is_none()) {
+            return config("the profile has a table `overlap`, which only replay knows: emulate without it".into());
+        }
         match (self.mode, graph) {
             (SessionMode::Emulate, None) => config("emulating needs the graph of the job".into()),
             (SessionMode::Emulate, Some(graph)) if graph.world_size() != self.world_size => config(format!(

@@ -206,6 +206,17 @@ impl Perturbations {
         factors.reduce(|product, factor| product * factor)
     }
 
+    /// The first rule of a job of so many ranks that does more than slow all compute of a rank for good: its name.
+    pub(crate) fn first_changing(&self, world_size: u32) -> Option<String> {
+        let changes = |rule: &dyn Rule| {
+            let touches = |rank: Rank| rule.changes_compute(rank) || rule.death(rank).is_some();
+            rule.network_window().is_some() || (0..world_size).map(Rank).any(touches)
+        };
+        let rule = self.entries.iter().map(|entry| &*entry.rule).find(|rule| changes(*rule))?;
+        let text = format!("{rule:?}");
+        Some(text.split(|character: char| !character.is_alphanumeric()).next().unwrap_or_default().to_owned())
+    }
+
     /// Do durations of the rank's compute ops depend on the op?
     #[must_use]
     pub fn changes_compute(&self, rank: Rank) -> bool {

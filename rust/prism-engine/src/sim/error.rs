@@ -123,7 +123,7 @@ pub struct Mismatch {
 }
 
 impl SimError {
-    pub(super) fn invalid(message: impl Into<String>) -> Self {
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::Invalid { message: message.into() }
     }
 

@@ -172,7 +172,7 @@ impl Simulation {
             Peers::Absent => None,
         };
         let mut options = options;
-        add_constant_factors(world_size, &mut options);
+        add_constant_factors(world_size, &mut options.slow, &options.perturb);
         check_options(graph.as_deref(), world_size, &options)?;
         let mut slow = Vec::new();
         if let Some((last, _)) = options.slow.last_key_value() {
@@ -498,13 +498,13 @@ impl Simulation {
 }
 
 /// Slow-downs that never change are slow-downs.
-fn add_constant_factors(world_size: u32, options: &mut SimOptions) {
-    if options.perturb.is_empty() {
+pub(crate) fn add_constant_factors(world_size: u32, slow: &mut BTreeMap<Rank, f64>, perturb: &Perturbations) {
+    if perturb.is_empty() {
         return;
     }
     for rank in (0..world_size).map(Rank) {
-        if let Some(factor) = options.perturb.constant_factor(rank) {
-            *options.slow.entry(rank).or_insert(1.0) *= factor;
+        if let Some(factor) = perturb.constant_factor(rank) {
+            *slow.entry(rank).or_insert(1.0) *= factor;
         }
     }
 }

@@ -132,6 +132,20 @@ pub(crate) struct Summary {
     pub(crate) classes: usize,
 }
 
+impl SimReport {
+    /// What all ranks together came to.
+    pub(crate) fn into_summary(self) -> Summary {
+        Summary {
+            iteration_times: self.iteration_times(),
+            final_time: self.ranks.iter().map(|rank| rank.final_time).max().unwrap_or_default(),
+            critical_rank: self.critical_rank(),
+            ops_evaluated: self.ops_evaluated,
+            classes: self.classes,
+            device_time: self.device_time,
+        }
+    }
+}
+
 impl Simulation {
     /// The summary of [`Self::report`], without a report of every rank.
     pub(crate) fn summary(&self) -> Summary {

@@ -3,6 +3,7 @@
 mod analysis;
 mod badinput;
 mod collective;
+mod contention;
 mod cost;
 mod graph;
 mod graph_file;

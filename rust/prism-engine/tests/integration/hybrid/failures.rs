@@ -210,7 +210,10 @@ fn options_that_do_not_fit_are_refused_before_anything_runs() {
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("accepted"),
     };
+    let mut overlapped = options(8, &[0], &[]);
+    overlapped.profile.overlap = prism_engine::contention::Overlap::new([("gemm", 1.1)]).ok();
     let cases = [
+        (refused(overlapped, Some(&graph)), "only replay knows"),
         (refused(options(16, &[0], &[]), Some(&graph)), "the graph has 8 ranks, the job 16"),
         (refused(options(8, &[0], &[]), None), "needs the graph"),
         (refused(options(0, &[0], &[]), Some(&graph)), "world size is 0"),

@@ -6,7 +6,7 @@ use prism_engine::collective::tuning::NcclSettings;
 use prism_engine::graph::op::{CollectiveKind, Op, OpKind};
 use prism_engine::graph::{Graph, GraphBuilder};
 use prism_engine::ids::{Rank, StreamId};
-use prism_engine::replay::{Contention, ReplayOptions, replay};
+use prism_engine::replay::{ReplayOptions, replay};
 use prism_engine::sim::SimError;
 use prism_engine::units::SimTime;
 use proptest::prelude::*;
@@ -150,14 +150,6 @@ fn two_blocking_sends_face_to_face_are_a_cycle() {
     };
     let found: Vec<_> = waiting.iter().map(|b| (b.rank, b.call.as_str(), b.missing.clone())).collect();
     assert_eq!(found, vec![(Rank(0), "Send", vec![Rank(1)]), (Rank(1), "Send", vec![Rank(0)])]);
-}
-
-#[test]
-fn contention_is_not_available_yet() {
-    let graph = job(&[vec![]], &[]);
-    let options = ReplayOptions { contention: Contention::FairShare, ..ReplayOptions::new(profile()) };
-    let error = replay(&graph, &options).expect_err("not built");
-    assert_eq!(error.to_string(), "contention \"fair-share\" is not available");
 }
 
 fn stray_op() -> impl Strategy<Value = (u32, OpKind)> {

@@ -1,0 +1,47 @@
+//! Jobs in the form of other tools.
+
+use crate::error::{ConfigError, from_json, from_sim};
+use crate::graph::Graph;
+use crate::replay::{profile_of, step_messages_of};
+use prism_engine::lower::goal::{GoalOptions, program};
+use prism_engine::lower::{LowerOptions, lower};
+use prism_engine::messages::goal;
+use pyo3::exceptions::PyOSError;
+use pyo3::prelude::*;
+use serde_json::{Value, json};
+use std::fs::File;
+use std::io::BufWriter;
+
+/// Most messages of a file: 2 GB of memory while it is made.
+const MAX_MESSAGES: u64 = 1 << 26;
+
+/// Writes the job as GOAL text. `options_json`: `messages` (`fine` or `coarse`), `tick_ps`, `rendezvous`, `profile` (TOML
+/// text). Returns what was written as JSON. Raises ConfigError or OSError.
+#[pyfunction]
+pub(crate) fn export_goal(py: Python<'_>, graph: PyRef<'_, Graph>, path: &str, options_json: &str) -> PyResult<String> {
+    let options: Value = serde_json::from_str(options_json).map_err(|error| from_json("options", &error))?;
+    let graph = graph.inner(py)?;
+    let profile = profile_of(options.get("profile").and_then(Value::as_str), Some(&graph))?;
+    let tick_ps = options.get("tick_ps").and_then(Value::as_u64).filter(|tick| *tick > 0);
+    let goal_options = GoalOptions {
+        tick_ps: tick_ps.ok_or_else(|| ConfigError::new_err("tick_ps must be a whole number of at least 1"))?,
+        rendezvous: options.get("rendezvous").and_then(Value::as_bool).unwrap_or(true),
+    };
+    let step_messages = step_messages_of(&options)?;
+    let lowering = LowerOptions { step_messages, max_messages: MAX_MESSAGES, ..LowerOptions::new(profile) };
+    py.detach(|| {
+        let job = lower(&graph, &lowering).map_err(|error| from_sim(&error))?;
+        let program = program(&job, &goal_options).map_err(|error| ConfigError::new_err(error.to_string()))?;
+        drop(job);
+        let write = || goal::write(&program, &mut BufWriter::new(File::create(path)?));
+        write().map_err(|error| PyOSError::new_err(format!("cannot write {path}: {error}")))?;
+        let document = json!({
+            "ranks": program.num_ranks(),
+            "ops": program.num_ops(),
+            "sends": program.num_sends(),
+            "sent_bytes": program.sent_bytes(),
+            "tick_ps": goal_options.tick_ps,
+        });
+        Ok(document.to_string())
+    })
+}
