@@ -316,5 +316,5 @@ fn contention_is_refused_by_name() {
     let graph = Arc::new(TransformerStep { tp: 2, pp: 1, ..TransformerStep::default() }.graph().expect("valid"));
     let options = ReplayOptions { contention: Contention::FairShare, ..ReplayOptions::new(profile()) };
     let error = JobTrace::record(&graph, &options).err().expect("refused");
-    assert_eq!(error.to_string(), "an analysis under contention is not available");
+    assert_eq!(error.to_string(), "an analysis under contention or overlap is not available");
 }

@@ -1,8 +1,8 @@
 //! Without contention messages end where the closed forms say, to the picosecond; with it, never earlier.
 
 use super::collective_graph;
-use crate::sim::jobs::{Job, job, profile};
-use crate::sim::laws::replayed;
+use super::profile;
+use crate::sim::jobs::{Job, job};
 use prism_engine::contention::{Contention, Evaluation, Overlap, evaluate, evaluate_by_events};
 use prism_engine::graph::Graph;
 use prism_engine::graph::op::CollectiveKind;
@@ -73,7 +73,8 @@ proptest! {
     #[test]
     fn messages_end_where_replay_says(job in job()) {
         let lowered = lowered(&job);
-        let expected = replayed(&job);
+        let options = ReplayOptions { slow: job.slow.clone(), ..ReplayOptions::new(profile()) };
+        let expected = replay_ranks(&job.graph(), &options).expect("a job without deadlock");
         let steps = evaluate(&lowered, Contention::None, &none()).expect("no deadlock").report(&lowered);
         prop_assert_eq!(&steps.ranks, &expected.ranks);
         prop_assert_eq!(&steps.device_time, &expected.device_time);

@@ -8,14 +8,23 @@ mod rules;
 mod step;
 
 use crate::sim::jobs::{call, compute};
+use prism_engine::collective::tuning::Tuning;
 use prism_engine::graph::op::{CollectiveKind, Op, OpKind};
 use prism_engine::graph::{Graph, GraphBuilder};
 use prism_engine::ids::{Rank, StreamId};
+use prism_engine::profile::Profile;
 use prism_engine::units::SimTime;
 use std::sync::Arc;
 
 pub(crate) fn op(stream: u32, kind: OpKind) -> Op {
     Op { host_gap: SimTime::ZERO, stream: StreamId(stream), kind }
+}
+
+/// The network whose messages are lowered: one wide channel.
+pub(crate) fn profile() -> Profile {
+    let mut profile = crate::sim::jobs::profile();
+    profile.network.tuning = Tuning::Fastest;
+    profile
 }
 
 pub(crate) fn us(us: i64) -> SimTime {

@@ -1,8 +1,9 @@
 //! Computing beside communication.
 
 use super::alone::{finals, lowered};
+use super::profile;
 use super::{graph, op, us};
-use crate::sim::jobs::{call, compute, job, profile};
+use crate::sim::jobs::{call, compute, job};
 use prism_engine::contention::overlap::FactorProvenance;
 use prism_engine::contention::{Contention, Overlap, evaluate, evaluate_by_events};
 use prism_engine::graph::Graph;

@@ -1,8 +1,9 @@
 //! What each rule does to messages between ranks, worked out by hand, and what is refused.
 
+use super::profile;
 use super::{graph, op};
 use crate::perturb::rules;
-use crate::sim::jobs::{message, profile};
+use crate::sim::jobs::message;
 use prism_engine::contention::Contention;
 use prism_engine::graph::Graph;
 use prism_engine::ids::Rank;
