@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock};
 /// use prism_engine::graph::GraphFile;
 ///
 /// let file = GraphFile::open("JOB.prism".as_ref())?;
-/// println!("{} ranks, {} ops", file.world_size(), file.num_ops());
+/// assert!(file.num_ops() >= u64::from(file.world_size()));
 /// let graph = file.graph()?; // reads and checks the file; from now on this is free
 /// # Ok::<(), prism_engine::graph::GraphError>(())
 /// ```
