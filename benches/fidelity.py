@@ -12,8 +12,8 @@ For each mode of `examples/train_gpt.py` and each world size the job is collecte
 
 `peak MiB` is what rank 0's allocator had at most in hybrid, `collect` what it had more while the rank was collected:
 its peers come at once there, and an allocator that asks events whether memory is free again gets other answers. The
-script fails if a time differs by more than 0.3 %, a peak by a byte from the run of all ranks, or a run from its
-repetition.
+script fails if a time differs by more than 0.3 % (5 % in the first two iterations, which have a column of their own:
+the program still allocates memory there), a peak by a byte from the run of all ranks, or a run from its repetition.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ MOST_REAL = 16
 #: Small worlds have nodes of two devices, so that both kinds of link are in use and HSDP has replicas.
 SMALL_NODE = 2
 SANDBOX = (0, 3)
+#: In the first iterations a program still allocates memory, at moments that may fall into either of two.
+WARM_UP = 2
 LARGEST_ERROR = 0.003
+LARGEST_WARM_UP_ERROR = 0.05
 PEAKS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_device_bytes", "nccl_buffer_bytes")
 
 
@@ -50,22 +53,32 @@ class Row:
     iteration_ms: float = 0.0
     replay_error: float = 0.0
     real_error: float | None = None
+    warm_up_error: float = 0.0
     peak_mib: float = 0.0
     collect_peak_mib: float = 0.0
     problems: list[str] = field(default_factory=list)
 
     def markdown(self) -> str:
         """One line of the table."""
-        real = "-" if self.real_error is None else f"{self.real_error:.4%}"
+        real, warm_up = (
+            ("-", "-") if self.real_error is None else (f"{self.real_error:.4%}", f"{self.warm_up_error:.4%}")
+        )
         verdict = "; ".join(self.problems) or "equal"
-        cells = [self.mode, f"{self.world_size:,}", f"{self.iteration_ms:.3f}", real, f"{self.replay_error:.4%}"]
+        cells = [
+            self.mode,
+            f"{self.world_size:,}",
+            f"{self.iteration_ms:.3f}",
+            real,
+            warm_up,
+            f"{self.replay_error:.4%}",
+        ]
         peaks = [f"{self.peak_mib:.2f}", f"{self.collect_peak_mib - self.peak_mib:+.2f}"]
         return f"| {' | '.join([*cells, *peaks, verdict])} |"
 
 
 HEADER = """\
-| mode | ranks | ms/iteration | hybrid - all real | replay - hybrid | peak MiB | collect | peaks, repeated run |
-|---|---|---|---|---|---|---|---|"""
+| mode | ranks | ms/iteration | hybrid - all real | first two | replay - hybrid | peak MiB | collect | checks |
+|---|---|---|---|---|---|---|---|---|"""
 
 
 def prism(*arguments: object) -> dict[str, Any]:
@@ -122,7 +135,7 @@ def check(mode: str, world_size: int, folder: Path) -> Row:
     if world_size <= MOST_REAL:
         real = prism("emulate", graph, "--sandbox", f"0-{world_size - 1}", "-o", folder / "real", "--", *command)
         compare_real(row, hybrid, real)
-    if max(row.replay_error, row.real_error or 0.0) > LARGEST_ERROR:
+    if max(row.replay_error, row.real_error or 0.0) > LARGEST_ERROR or row.warm_up_error > LARGEST_WARM_UP_ERROR:
         row.problems.append("times differ")
     return row
 
@@ -130,10 +143,10 @@ def check(mode: str, world_size: int, folder: Path) -> Row:
 def compare_real(row: Row, hybrid: dict[str, Any], real: dict[str, Any]) -> None:
     """Hybrid against all ranks real: the job's times, and each sandbox rank's times and peaks."""
     truth = {rank["rank"]: rank for rank in real["ranks"]}
-    errors = [error(hybrid["iteration_time_ns"], real["iteration_time_ns"])]
-    for rank in hybrid["ranks"]:
-        errors.append(error(rank["iteration_time_ns"], truth[rank["rank"]]["iteration_time_ns"]))
-    row.real_error = max(errors)
+    pairs = [(hybrid["iteration_time_ns"], real["iteration_time_ns"])]
+    pairs += [(rank["iteration_time_ns"], truth[rank["rank"]]["iteration_time_ns"]) for rank in hybrid["ranks"]]
+    row.real_error = max(error(ours[WARM_UP:], theirs[WARM_UP:]) for ours, theirs in pairs)
+    row.warm_up_error = max(error(ours[:WARM_UP], theirs[:WARM_UP]) for ours, theirs in pairs)
     for rank in hybrid["ranks"]:
         for peak in PEAKS:
             ours, theirs = rank[peak], truth[rank["rank"]][peak]
