@@ -13,6 +13,11 @@ use std::collections::BTreeMap;
 /// With more ranks per template it is not worth to look.
 const MOST_RANKS_PER_TEMPLATE: usize = 4;
 
+/// With more sets than this, of which most have one template, nothing is compared any more: comparing all with all is dear.
+const FEW_SETS: usize = 32;
+/// With more sets than this, nothing is compared any more either.
+const MOST_SETS: usize = 64;
+
 /// Durations of an op by the rank's index in its role.
 pub(super) type OwnDurations = BTreeMap<u32, Vec<SimTime>>;
 
@@ -31,14 +36,18 @@ pub(super) fn alike(graph: &Graph, ranks_of: Vec<Vec<u32>>, stretch: f64, may_lo
     let used = ranks_of.iter().filter(|ranks| !ranks.is_empty()).count();
     let looks = may_look && used > 1 && num_ranks < used * MOST_RANKS_PER_TEMPLATE;
     let mut sets: Vec<(Alike, Option<Known<'_>>)> = Vec::new();
-    let mut latest = 0;
+    let (mut latest, mut seen) = (0, 0);
     for (template, ranks) in ranks_of.into_iter().enumerate().filter(|(_, ranks)| !ranks.is_empty()) {
         let template = TemplateId(template as u32);
         let view = graph.template(template);
         let is_like = |known: &Option<Known<'_>>| known.as_ref().is_some_and(|known| is_alike(view, known, stretch));
+        let is_hopeless = sets.len() > MOST_SETS || (sets.len() > FEW_SETS && sets.len() * 2 > seen);
+        let looks = looks && !is_hopeless;
+        seen += 1;
         // Ranks next to each other mostly do the same.
-        let is_latest = sets.get(latest).is_some_and(|(_, known)| is_like(known));
-        let set = is_latest.then_some(latest).or_else(|| sets.iter().position(|(_, known)| is_like(known)));
+        let is_latest = looks && sets.get(latest).is_some_and(|(_, known)| is_like(known));
+        let any = || sets.iter().position(|(_, known)| is_like(known));
+        let set = if looks { is_latest.then_some(latest).or_else(any) } else { None };
         latest = set.unwrap_or(sets.len());
         let Some(set) = set else {
             let known = looks.then(|| Known::new(view, stretch));
