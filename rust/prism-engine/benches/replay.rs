@@ -5,7 +5,7 @@
 //! `growth`, `contention`.
 //!
 //! *Instructions per op* come from `perf stat -e instructions:u` over this program itself, once with one replay and once with
-//! many; a machine without that counter shows `-`. *Passes* compare with the least a replay of different ranks could
+//! many, or from Callgrind (which runs the AVX2 code) on a machine without that counter; `-` without both. *Passes* compare with the least a replay of different ranks could
 //! do: read one 8-byte time per op, at the read bandwidth of one core, measured by the same run.
 
 #![allow(clippy::print_stdout, reason = "the numbers are the output")]
@@ -292,21 +292,27 @@ fn count(profile: &Profile, wanted: &[String], runs: u32) {
 fn tell_instructions(dp: u32, ops: u64) {
     match instructions(dp) {
         Some(count) => println!("  {:.2} instructions per op", count / ops as f64),
-        None => println!("  instructions per op: - (perf counts none on this machine)"),
+        None => println!("  instructions per op: - (neither perf nor valgrind counts on this machine)"),
     }
 }
 
-/// Instructions of one replay, as `perf` counts them.
+/// Instructions of one replay: as `perf` counts them, or Callgrind where the machine has no counter.
 fn instructions(dp: u32) -> Option<f64> {
-    let counted = |runs: u32| -> Option<f64> {
-        let this = std::env::current_exe().ok()?;
-        let mut perf = Command::new("perf");
-        perf.args(["stat", "-x,", "-e", "instructions:u"]).arg(this);
-        perf.args([format!("of={dp}"), format!("{COUNT}{runs}")]);
-        let told = String::from_utf8(perf.output().ok()?.stderr).ok()?;
-        told.lines().find(|line| line.contains("instructions"))?.split(',').next()?.parse().ok()
+    let this = std::env::current_exe().ok()?;
+    let told = |tool: &mut Command, runs: u32| {
+        tool.arg(&this).args([format!("of={dp}"), format!("{COUNT}{runs}")]);
+        String::from_utf8(tool.output().ok()?.stderr).ok()
     };
-    Some((counted(21)? - counted(1)?) / 20.0)
+    let by_perf = |runs| -> Option<f64> {
+        let text = told(Command::new("perf").args(["stat", "-x,", "-e", "instructions:u"]), runs)?;
+        text.lines().find(|line| line.contains("instructions"))?.split(',').next()?.parse().ok()
+    };
+    let by_callgrind = |runs| -> Option<f64> {
+        let text = told(Command::new("valgrind").args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]), runs)?;
+        text.lines().find_map(|line| line.split_once("Collected :"))?.1.trim().parse().ok()
+    };
+    let difference = |of: &dyn Fn(u32) -> Option<f64>, runs: u32| Some((of(runs + 1)? - of(1)?) / f64::from(runs));
+    difference(&by_perf, 20).or_else(|| difference(&by_callgrind, 2))
 }
 
 /// Bytes a second that one core reads from memory.
