@@ -64,12 +64,13 @@ def test_open(benchmark: Any, demo: Job, graph: prism_core.Graph) -> None:
 def test_replay(benchmark: Any, graph: prism_core.Graph) -> None:
     """All ranks virtual and equal."""
     expected = prism_core.replay(graph)
-    assert expected.ops_evaluated == graph.num_ops and len(expected.iteration_time_ns) == 4
+    assert expected.ops_evaluated <= graph.num_ops and len(expected.iteration_time_ns) == 4
     plain = prism_core.replay(graph, symmetry=False)
+    assert plain.ops_evaluated == graph.num_ops
     assert plain.iteration_time_ns == expected.iteration_time_ns, "symmetry changes nothing but the speed"
     result, timed = repeat(benchmark, 15, lambda: prism_core.replay(graph))
     assert result.iteration_time_ns == expected.iteration_time_ns
-    report(benchmark, s=timed.s, cpu_s=timed.cpu_s, rank_ops=[result.ops_evaluated])
+    report(benchmark, s=timed.s, cpu_s=timed.cpu_s, rank_ops=[result.ops])
     check_goal(benchmark, timed.cpu_s, REPLAY_GOAL_S)
 
 
@@ -87,7 +88,7 @@ def test_straggler(benchmark: Any, graph: prism_core.Graph) -> None:
     """One rank differs from the others."""
     alone = prism_core.replay(graph).iteration_time_ns
     slowed, timed = repeat(benchmark, 5, lambda: prism_core.replay(graph, slow={STRAGGLER: 1.3}))
-    assert slowed.iteration_time_ns[-1] > alone[-1] and slowed.rank_classes == 2
+    assert slowed.iteration_time_ns[-1] > alone[-1] and 1 < slowed.rank_classes <= WORLD
     report(benchmark, s=timed.s, cpu_s=timed.cpu_s)
 
 
