@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import types
 from collections.abc import Iterator
+from typing import Any
 
 import fakes
 import pytest
+from prism_core import cli
 
 
 @pytest.fixture
@@ -29,3 +32,18 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[fakes.FakeSess
         monkeypatch.setattr(importlib.import_module(f"prism_core.{name}"), "_native", engine)
     monkeypatch.setattr(importlib.import_module("prism_core.launch"), "check_shims", list)
     yield fakes.FakeSession
+
+
+@pytest.fixture
+def prism(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:
+    """Runs the command line in this process: exit code, standard output, standard error."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["prism", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        captured = capfd.readouterr()
+        return int(caught.value.code or 0), captured.out, captured.err
+
+    return run

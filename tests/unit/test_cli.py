@@ -17,19 +17,6 @@ PROGRAM = ["--", "sh", "-c", fakes.CONNECT]
 
 
 @pytest.fixture
-def prism(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["prism", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        captured = capfd.readouterr()
-        return int(caught.value.code or 0), captured.out, captured.err
-
-    return run
-
-
-@pytest.fixture
 def graph(monkeypatch: pytest.MonkeyPatch) -> fakes.FakeGraph:
     graph = fakes.FakeGraph(64, meta={"device": "emulated:h100-sxm", "profile": "[node]\ngpus = 8\n"})
     for module in (importlib.import_module("prism_core.emulate"), cli):

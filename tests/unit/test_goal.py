@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import prism_core
 import pytest
-from prism_core import ConfigError, DeadlockError, GraphFormatError, cli, goal
+from prism_core import ConfigError, DeadlockError, GraphFormatError, goal
 from prism_core.messages import import_goal, is_message_program, replay_program
 from prism_core.replay import open_graph
 
@@ -38,19 +37,6 @@ def stored(text: Path, tmp_path: Path) -> Path:
     path = tmp_path / "job.prism"
     assert import_goal(text, path)["ops"] == 3
     return path
-
-
-@pytest.fixture
-def prism(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["prism", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        captured = capfd.readouterr()
-        return int(caught.value.code or 0), captured.out, captured.err
-
-    return run
 
 
 def test_both_forms_replay_the_same(text: Path, stored: Path) -> None:

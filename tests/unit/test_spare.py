@@ -131,6 +131,7 @@ def test_without_a_step_time_the_answer_is_relative() -> None:
             lambda: spare.simulate(60, **JOB, checkpoint_steps=2, system_mtbf_s=9.0, policy="elastic"),  # type: ignore[arg-type]
             "repair_s is missing",
         ),
+        (lambda: spare.plan(60, **JOB, system_mtbf_s=300.0, spares=2), "repair_s is missing"),  # type: ignore[arg-type]
         (lambda: spare.plan(60, **JOB, system_mtbf_s=-1.0), "above 0"),  # type: ignore[arg-type]
         (lambda: spare.plan(60, **JOB, system_mtbf_s=0.5, redundancy=(2, 3), seeds=4), "no progress"),  # type: ignore[arg-type]
         (lambda: spare.plan(60, **JOB, system_mtbf_s=90.0, redundancy=(9, 12), placements=["golomb"]), "at most 7"),  # type: ignore[arg-type]

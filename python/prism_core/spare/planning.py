@@ -221,6 +221,8 @@ def plan(  # noqa: D417 - the other arguments are those of simulate
         `best`, `finalists`, `alternatives`, `sensitivities`, `warnings`, `frontier`, and the inputs that are unknown.
     """
     failures = _failures(groups, group_mtbf_s, system_mtbf_s, weibull_shape, domain_groups, domain_mtbf_s)
+    if spares and repair_s is None:
+        raise ConfigError("repair_s is missing: spares need the time until a failed group is whole again")
     rate = groups / failures["group_mtbf_s"] if failures["group_mtbf_s"] > 0 else float("inf")
     if domain_groups and domain_mtbf_s:
         rate += -(-groups // domain_groups) / domain_mtbf_s

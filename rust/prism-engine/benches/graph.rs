@@ -6,6 +6,9 @@
 
 #![allow(clippy::print_stdout, reason = "the numbers are the output")]
 
+mod meter;
+
+use meter::{cpu, cpu_time};
 use prism_engine::graph::op::{CollectiveKind, ComputeClass, DataType, Op, OpKind, Provenance, ReduceOp};
 use prism_engine::graph::{Graph, GraphBuilder, GraphFile};
 use prism_engine::ids::{CommId, NameId, Rank, SlotId, StreamId, TemplateId};
@@ -13,7 +16,7 @@ use prism_engine::synthetic::TransformerStep;
 use prism_engine::units::SimTime;
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
@@ -163,22 +166,4 @@ impl Random {
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (mixed ^ (mixed >> 31)) % limit.max(1)
     }
-}
-
-/// Runs something again and again; its CPU time on this thread. The kernel counts that in steps of some milliseconds.
-fn cpu<T>(mut f: impl FnMut() -> T) -> Duration {
-    let (start, mut runs) = (cpu_time(), 0);
-    loop {
-        f();
-        runs += 1;
-        let taken = cpu_time().saturating_sub(start);
-        if taken > Duration::from_millis(250) {
-            return taken / runs;
-        }
-    }
-}
-
-fn cpu_time() -> Duration {
-    let text = fs::read_to_string("/proc/thread-self/schedstat").expect("Linux");
-    Duration::from_nanos(text.split(' ').next().and_then(|ns| ns.parse().ok()).expect("a number"))
 }

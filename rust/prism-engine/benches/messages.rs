@@ -10,6 +10,9 @@
 #[path = "../tests/integration/messages/workloads.rs"]
 mod workloads;
 
+mod meter;
+
+use meter::{cpu_time, peak_rss};
 use prism_engine::messages::loggops::{Evaluation, evaluate};
 use prism_engine::messages::{MessageProgram, goal};
 use std::fs::{self, File};
@@ -136,15 +139,4 @@ fn read_text(path: &Path, seconds: f64) {
         load + taken,
         peak_rss() as f64 / 1e6
     );
-}
-
-fn cpu_time() -> Duration {
-    let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap();
-    Duration::from_nanos(text.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap())
-}
-
-fn peak_rss() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }

@@ -10,6 +10,9 @@
 
 #![allow(clippy::print_stdout, reason = "the numbers are the output")]
 
+mod meter;
+
+use meter::{cpu, cpu_time, peak_rss};
 use prism_engine::collective::ring::{self, Phase, Ring, RingScratch};
 use prism_engine::collective::{self, CollectiveCall, CommShape, Scratch, choice, uniform_cost};
 use prism_engine::contention::{Contention, Overlap, evaluate};
@@ -25,12 +28,11 @@ use prism_engine::synthetic::{TransformerStep, flat_profile};
 use prism_engine::units::SimTime;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
-use std::fs;
 use std::hint::black_box;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Asks this program for one size of the growth table.
 const SIZE: &str = "dp=";
@@ -379,30 +381,6 @@ fn one_size(profile: &Profile, dp: u32) {
         peak_rss() as f64 / 1e6,
         taken.as_secs_f64() / (first.ops as f64 * 8.0 / read_bandwidth()),
     );
-}
-
-/// Runs something again and again; its CPU time on this thread. The kernel counts that in steps of some milliseconds.
-fn cpu<T>(mut f: impl FnMut() -> T) -> Duration {
-    let (start, mut runs) = (cpu_time(), 0);
-    loop {
-        f();
-        runs += 1;
-        let taken = cpu_time().saturating_sub(start);
-        if taken > Duration::from_millis(250) {
-            return taken / runs;
-        }
-    }
-}
-
-fn cpu_time() -> Duration {
-    let text = fs::read_to_string("/proc/thread-self/schedstat").expect("Linux");
-    Duration::from_nanos(text.split(' ').next().and_then(|ns| ns.parse().ok()).expect("a number"))
-}
-
-fn peak_rss() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").expect("Linux");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("Linux");
-    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
 }
 
 fn time(what: &str, graph: &Arc<Graph>, profile: &Profile, slow: BTreeMap<Rank, f64>, symmetry: bool) -> ReplayResult {

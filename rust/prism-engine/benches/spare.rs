@@ -4,22 +4,14 @@
 
 #![allow(clippy::print_stdout, reason = "the numbers are the output")]
 
+mod meter;
+
+use meter::cpu_time;
 use prism_engine::spare::layout::{Action, Layout};
 use prism_engine::spare::placement::Placement;
-use prism_engine::spare::simulate::{Distribution, Failures, Job, Policy, Recovery, Setup, run_seeds, summarise};
+use prism_engine::spare::simulate::{Distribution, Failures, Job, Policy, Recovery, Setup, run, run_seeds, summarise};
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
-
-/// CPU time of this thread, or of the process's threads that have ended.
-fn cpu<T>(f: impl FnOnce() -> T) -> (T, Duration) {
-    let now = || {
-        let text = std::fs::read_to_string("/proc/self/schedstat").expect("Linux");
-        Duration::from_nanos(text.split(' ').next().and_then(|ns| ns.parse().ok()).expect("a number"))
-    };
-    let before = now();
-    let result = f();
-    (result, now().saturating_sub(before))
-}
 
 fn main() {
     controller();
@@ -30,18 +22,18 @@ fn main() {
 fn controller() {
     let mut layout = Layout::new(Placement::Golomb.stacks(1000, 20).expect("fits"));
     let (mut plans, mut reorders, mut slowest) = (0u32, 0u32, Duration::ZERO);
-    let ((), taken) = cpu(|| {
-        for index in 0..1000u32 {
-            let start = Instant::now();
-            let plan = layout.fail(&[index * 617 % 1000]).expect("alive");
-            slowest = slowest.max(start.elapsed());
-            plans += 1;
-            reorders += u32::from(plan.action == Action::Reorder);
-            if plan.action == Action::WipeOut {
-                break;
-            }
+    let before = cpu_time();
+    for index in 0..1000u32 {
+        let start = Instant::now();
+        let plan = layout.fail(&[index * 617 % 1000]).expect("alive");
+        slowest = slowest.max(start.elapsed());
+        plans += 1;
+        reorders += u32::from(plan.action == Action::Reorder);
+        if plan.action == Action::WipeOut {
+            break;
         }
-    });
+    }
+    let taken = cpu_time().saturating_sub(before);
     assert!(plans > 100 && reorders > 0, "{plans} plans, {reorders} reorders");
     println!(
         "controller, 1,000 groups, r 20: {plans} failures, {reorders} reorders, {:.1} us each, slowest {:.2} ms wall",
@@ -72,14 +64,14 @@ fn simulator() {
             give_up: 50.0,
         };
         let first = run_seeds(&setup, 0..1, NonZeroU32::MIN).expect("valid");
-        let start = Instant::now();
-        let runs = run_seeds(&setup, 0..100, NonZeroU32::MIN).expect("valid");
-        let taken = start.elapsed();
+        let before = cpu_time();
+        let runs: Vec<_> = (0..100).map(|seed| run(&setup, seed)).collect();
+        let taken = cpu_time().saturating_sub(before);
         assert_eq!(runs[0], first[0], "the same every time");
         let summary = summarise(&runs);
         assert_eq!(summary.finished, 100);
         println!(
-            "simulator, 1,000 groups, r {r}, {distribution:?}: 100 seeds x 10,000 steps in {:.2} s wall on one thread; time / ideal {:.3} \
+            "simulator, 1,000 groups, r {r}, {distribution:?}: 100 seeds x 10,000 steps in {:.2} s CPU on one thread; time / ideal {:.3} \
              (P10 {:.3}, P90 {:.3}), availability {:.1} %, {:.1} restarts, {:.0} failures, converged: {}",
             taken.as_secs_f64(),
             summary.relative_time.mean,

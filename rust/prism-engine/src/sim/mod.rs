@@ -37,6 +37,7 @@ mod blocked;
 mod chain;
 mod channel;
 mod error;
+mod evaluate;
 mod gate;
 mod invariants;
 mod live;

@@ -6,6 +6,7 @@
 
 use super::channel::{Channels, Waiting};
 use super::error::SimError;
+use super::evaluate::{collective_call, evaluate};
 use super::memo::Memo;
 use super::perturbed::{NetworkRules, Origin};
 use super::role::Times;
@@ -50,6 +51,16 @@ pub(super) enum Members {
     Graph(Arc<Graph>),
     /// By communicator.
     Own(Vec<Arc<[u32]>>),
+}
+
+impl Members {
+    /// Global ranks in group-rank order.
+    fn of(&self, comm: u32) -> &[u32] {
+        match self {
+            Self::Graph(graph) => graph.comm_members(CommId(comm)),
+            Self::Own(own) => &own[comm as usize],
+        }
+    }
 }
 
 /// Communicators that are alike ([`super::batch`]), and their open collective. Mostly one.
@@ -257,10 +268,7 @@ impl Network {
 
     /// Global ranks of a communicator's members in group-rank order.
     pub(super) fn members(&self, comm: u32) -> &[u32] {
-        match &self.members {
-            Members::Graph(graph) => graph.comm_members(CommId(comm)),
-            Members::Own(own) => &own[comm as usize],
-        }
+        self.members.of(comm)
     }
 
     /// Communicators by number.
@@ -437,10 +445,7 @@ impl Network {
         if let Some(present) = &state.present {
             join_absent(arrivals, present);
         }
-        let members = match &self.members {
-            Members::Graph(graph) => graph.comm_members(CommId(state.comms[0])),
-            Members::Own(own) => &own[state.comms[0] as usize],
-        };
+        let members = self.members.of(state.comms[0]);
         if let Some(rules) = &self.rules {
             state.follow(rules, members, arrivals);
         }
@@ -482,10 +487,7 @@ impl Network {
     pub(super) fn run_private(&mut self, batch: u32, call: &Call, arrivals: &[SimTime], ends: &mut [SimTime]) -> bool {
         let state = &mut self.batches[batch as usize];
         let call = collective_call(call, state.size);
-        let members = match &self.members {
-            Members::Graph(graph) => graph.comm_members(CommId(state.comms[0])),
-            Members::Own(own) => &own[state.comms[0] as usize],
-        };
+        let members = self.members.of(state.comms[0]);
         let shape = Arc::clone(state.shape.get_or_insert_with(|| self.shapes.shape(members)));
         if let Some(refusal) = shape.refusal(call.kind) {
             let comm = state.lowest();
@@ -521,10 +523,7 @@ impl Network {
         {
             return least;
         }
-        let members = match &self.members {
-            Members::Graph(graph) => graph.comm_members(CommId(state.comms[0])),
-            Members::Own(own) => &own[state.comms[0] as usize],
-        };
+        let members = self.members.of(state.comms[0]);
         let shape = state.shape.get_or_insert_with(|| self.shapes.shape(members));
         let least = collective::least_time(shape, &call, &mut self.scratch).0;
         state.least = Some((call, least));
@@ -547,10 +546,7 @@ impl Network {
     pub(super) fn ring_walk(&mut self, batch: u32, call: &Call) -> Option<RingWalk> {
         let state = &mut self.batches[batch as usize];
         let call = collective_call(call, state.size);
-        let members = match &self.members {
-            Members::Graph(graph) => graph.comm_members(CommId(state.comms[0])),
-            Members::Own(own) => &own[state.comms[0] as usize],
-        };
+        let members = self.members.of(state.comms[0]);
         let shape = state.shape.get_or_insert_with(|| self.shapes.shape(members));
         if call.ops != 1 || shape.refusal(call.kind).is_some() {
             return None;
@@ -671,59 +667,6 @@ impl Batch {
 /// Which half (the send is 0) waits for ever because the rank of the other is dead before its end.
 fn rules_left_over(rules: Option<&mut NetworkRules>, halves: [(u32, SimTime); 2]) -> Option<usize> {
     rules.and_then(|rules| rules.left_over(halves))
-}
-
-/// A call as all members of a communicator of `size` make it.
-fn collective_call(call: &Call, size: usize) -> CollectiveCall {
-    CollectiveCall { kind: call.kind, bytes: call.buffer_bytes(size as u64), root: call.root, ops: call.ops }
-}
-
-/// Ends of a collective of a batch, and the latest of them, saturated.
-fn evaluate(
-    shape: &CommShape,
-    call: &CollectiveCall,
-    width: usize,
-    (arrivals, ends): (&[SimTime], &mut [SimTime]),
-    memos: &mut Vec<Memo>,
-    scratch: &mut Scratch,
-) -> SimTime {
-    if width > 1
-        && let Some(latest) = collective::batch_completion(shape, call, width, arrivals, ends, scratch)
-    {
-        return latest;
-    }
-    if width == 1 {
-        return evaluate_one(shape, call, (arrivals, ends), (memos, 0, 1), scratch);
-    }
-    let (mut own, mut own_ends) = (vec![SimTime::ZERO; shape.len()], vec![SimTime::ZERO; shape.len()]);
-    let mut latest = SimTime(i64::MIN);
-    for column in 0..width {
-        let places = || (column..arrivals.len()).step_by(width);
-        own.iter_mut().zip(places()).for_each(|(own, place)| *own = arrivals[place]);
-        latest = latest.max(evaluate_one(shape, call, (&own, &mut own_ends), (memos, column, width), scratch));
-        own_ends.iter().zip(places()).for_each(|(own, place)| ends[place] = *own);
-    }
-    latest
-}
-
-fn evaluate_one(
-    shape: &CommShape,
-    call: &CollectiveCall,
-    (arrivals, ends): (&[SimTime], &mut [SimTime]),
-    (memos, column, width): (&mut Vec<Memo>, usize, usize),
-    scratch: &mut Scratch,
-) -> SimTime {
-    if let Some(latest) = collective::quick_completion(shape, call, arrivals, ends, scratch) {
-        return latest;
-    }
-    if memos.is_empty() {
-        memos.resize_with(width, Memo::default);
-    }
-    let memo = &mut memos[column];
-    memo.recall(call, arrivals, ends).unwrap_or_else(|| {
-        collective::completion(shape, call, arrivals, ends, scratch);
-        memo.keep(*call, arrivals, ends)
-    })
 }
 
 fn refused(comm: u32, refusal: &collective::tuning::Refusal) -> SimError {

@@ -83,7 +83,8 @@ pub(crate) fn tree_case() -> impl Strategy<Value = (TreeCase, Vec<i64>)> {
     })
 }
 
-fn fast_tree(case: &TreeCase, arrivals: &[i64]) -> Vec<i64> {
+/// A case as the fast forms take it.
+pub(super) fn with_tree(case: &TreeCase, run: impl FnOnce(&tree::Tree<'_>, &mut [i64])) -> Vec<i64> {
     let parent: Vec<_> = case.parent.iter().map(|up| up.map_or(u32::MAX, |up| up as u32)).collect();
     let depth = |rank: u32| std::iter::successors(Some(rank as usize), |at| case.parent[*at]).count();
     let mut order: Vec<_> = (0..parent.len() as u32).collect();
@@ -97,9 +98,13 @@ fn fast_tree(case: &TreeCase, arrivals: &[i64]) -> Vec<i64> {
         down: tree::Edges { occupancy: &down_o, latency: &dl },
         chunks: case.chunks as i64,
     };
-    let mut out = vec![i64::MIN; arrivals.len()];
-    tree::raise_completion(&tree, arrivals, &mut out, &mut tree::TreeScratch::default());
+    let mut out = vec![i64::MIN; parent.len()];
+    run(&tree, &mut out);
     out
+}
+
+fn fast_tree(case: &TreeCase, arrivals: &[i64]) -> Vec<i64> {
+    with_tree(case, |tree, out| tree::raise_completion(tree, arrivals, out, &mut tree::TreeScratch::default()))
 }
 
 /// Links inside the conditions of the closed forms with credits.

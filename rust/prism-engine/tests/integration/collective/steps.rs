@@ -1,6 +1,6 @@
 //! Every fast form against ranks that carry out one instruction after the other.
 
-use super::forms::{arrivals, costs, tree_case};
+use super::forms::{arrivals, costs, tree_case, with_tree};
 use super::reference::{self, Machines, TreeCase};
 use prism_engine::collective::credits::{self, CreditLinks};
 use prism_engine::collective::recurrence::{self, Credits, RecurrenceError};
@@ -204,21 +204,9 @@ proptest! {
 
     #[test]
     fn trees_whose_way_down_waits_equal_every_chunk((case, arrivals) in tree_case()) {
-        let parent: Vec<_> = case.parent.iter().map(|up| up.map_or(u32::MAX, |up| up as u32)).collect();
-        let depth = |rank: u32| std::iter::successors(Some(rank as usize), |at| case.parent[*at]).count();
-        let mut order: Vec<_> = (0..parent.len() as u32).collect();
-        order.sort_by_key(|rank| depth(*rank));
-        let split = |costs: &[(i64, i64)]| costs.iter().copied().unzip::<i64, i64, Vec<_>, Vec<_>>();
-        let ((uo, ul), (down_o, dl)) = (split(&case.up), split(&case.down));
-        let tree = tree::Tree {
-            parent: &parent,
-            order: &order,
-            up: tree::Edges { occupancy: &uo, latency: &ul },
-            down: tree::Edges { occupancy: &down_o, latency: &dl },
-            chunks: case.chunks as i64,
-        };
-        let mut out = vec![i64::MIN; arrivals.len()];
-        tree::raise_completion_up_then_down(&tree, &arrivals, &mut out, &mut tree::TreeScratch::default());
+        let out = with_tree(&case, |tree, out| {
+            tree::raise_completion_up_then_down(tree, &arrivals, out, &mut tree::TreeScratch::default());
+        });
         prop_assert_eq!(&out, &case.up_then_down(&arrivals));
         prop_assert!(out.iter().zip(case.completion(&arrivals)).all(|(waits, split)| *waits >= split));
     }

@@ -13,7 +13,7 @@ use serde_json::Value;
 use std::num::NonZeroU32;
 use std::path::Path;
 
-/// Mean of a distribution, the fewer numbers the less of it.
+/// The groups in a random order.
 fn random_order(n: u32, seed: u64) -> Vec<u32> {
     // A small generator of its own: the test must not share the engine's.
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
