@@ -24,9 +24,9 @@ $(VENV)/.tools: pyproject.toml
 
 .PHONY: build
 build: $(VENV)/.tools  ## engine binding and shims, built in place (release)
-	cargo build --release --locked -p prism-nccl -p prism-cuda -p prism-nvml -p prism-audit
+	cargo build --release --locked -p prism-nccl -p prism-cuda -p prism-gpu -p prism-nvml -p prism-audit
 	mkdir -p $(SHIM_DIR)
-	install -m 755 target/release/libprism_nccl.so target/release/libprism_cuda.so target/release/libprism_nvml.so target/release/libprism_audit.so $(SHIM_DIR)/
+	install -m 755 target/release/libprism_nccl.so target/release/libprism_cuda.so target/release/libprism_gpu.so target/release/libprism_nvml.so target/release/libprism_audit.so $(SHIM_DIR)/
 	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --locked --quiet > $(VENV)/maturin.log 2>&1 || { cat $(VENV)/maturin.log >&2; exit 1; }
 
 .PHONY: torch
