@@ -66,8 +66,8 @@ bench: dev  ## every benchmark; each asserts its answer before it is timed
 lint: build  ## formatting, clippy, ruff, mypy, stubtest, layering
 	cargo fmt --all --check
 	cargo clippy --locked --release --workspace --all-targets -- -D warnings
-	$(BIN)/ruff format --check python tests benches examples
-	$(BIN)/ruff check python tests benches examples
+	$(BIN)/ruff format --check python tests benches examples scripts
+	$(BIN)/ruff check python tests benches examples scripts
 	$(BIN)/mypy
 	cd python && ../$(BIN)/python -m mypy.stubtest prism_core._native --ignore-missing-stub
 	$(BIN)/lint-imports
@@ -76,8 +76,8 @@ lint: build  ## formatting, clippy, ruff, mypy, stubtest, layering
 .PHONY: format
 format:  ## rewrite to house style
 	cargo fmt --all
-	$(BIN)/ruff check --fix --quiet python tests benches examples
-	$(BIN)/ruff format python tests benches examples
+	$(BIN)/ruff check --fix --quiet python tests benches examples scripts
+	$(BIN)/ruff format python tests benches examples scripts
 
 .PHONY: wheel
 wheel: build  ## a wheel with the extension, the shims and the type stubs

@@ -40,8 +40,8 @@ class Device:
 def parse_device(text: str) -> Device:
     """Reads `KIND[:PROFILE]`: the profile is the name of a built-in one or a path to a TOML file.
 
-    `host` is for programs without CUDA that call NCCL with plain host memory (C, ctypes, cffi); `real` runs sandbox ranks on
-    this machine's GPUs, in wall-clock time.
+    `host` is for programs without CUDA that call NCCL with plain host memory (C, ctypes, cffi); `real` runs sandbox
+    ranks on this machine's GPUs, in wall-clock time.
     """
     kind, _, profile = text.partition(":")
     kinds: dict[str, DeviceKind] = {kind: kind for kind in get_args(DeviceKind)}

@@ -54,7 +54,7 @@ def release_failure(ranks: Sequence[Mapping[str, Any]], limit_us: float) -> Pris
         if errors is not None and errors["p99_ns"] > limit_us * 1_000:
             return TimekeepingError(
                 f"rank {rank['rank']}: one of a hundred of {errors['count']} held streams was released more than "
-                f"{errors['p99_ns'] / 1_000:.0f} us late (the limit is {limit_us:g} us), so its times are too long. Leave a "
-                "CPU core free for each sandbox rank, run fewer of them, or say --max-release-error"
+                f"{errors['p99_ns'] / 1_000:.0f} us late (the limit is {limit_us:g} us), so its times are too long. "
+                "Leave a CPU core free for each sandbox rank, run fewer of them, or say --max-release-error"
             )
     return None

@@ -1,4 +1,4 @@
-"""Programs on a real device, by ctypes: the driver is the one of ``c/fake_cuda.c`` (``test_real_device.py`` runs them)."""
+"""Programs on a real device, by ctypes, with the driver of ``c/fake_cuda.c``; ``test_real_device.py`` runs them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A real device, with a driver that has no GPU: held streams, the scheduler, the real NCCL behind real communicators.
 
-``c/fake_cuda.c`` works in wall-clock time. How late a stream is released depends on the machine, so no test limits it: they
-check that nothing is released early, and that what is reported is what the program saw.
+``c/fake_cuda.c`` works in wall-clock time. How late a stream is released depends on the machine, so no test limits it:
+they check that nothing is released early, and that what is reported is what the program saw.
 """
 
 from __future__ import annotations
