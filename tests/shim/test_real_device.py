@@ -99,10 +99,11 @@ def test_a_stream_is_held_for_the_time_of_the_collective(run: Run) -> None:
 
 
 def test_iterations_take_what_streams_took(run: Run) -> None:
-    _, summary = run("marked")
+    ((said,),), summary = run("marked")
     (rank,) = summary["ranks"]
     assert len(rank["iteration_time_ns"]) == 2
-    assert all(ns > 3_000_000 for ns in rank["iteration_time_ns"])
+    # A mark may be seen late, so only what the engine itself adds is certain.
+    assert all(ns >= said["expected_ns"] - ROUNDING_NS for ns in rank["iteration_time_ns"])
     assert (rank["peak_allocated_bytes"], rank["peak_reserved_bytes"]) == (123_456, 234_567)
     assert summary["failed"] is None
 
