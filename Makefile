@@ -24,9 +24,9 @@ $(VENV)/.tools: pyproject.toml
 
 .PHONY: build
 build: $(VENV)/.tools  ## engine binding and shims, built in place (release)
-	cargo build --release --locked -p prism-nccl -p prism-cuda -p prism-nvml -p prism-audit
+	cargo build --release --locked -p prism-nccl -p prism-cuda -p prism-gpu -p prism-nvml -p prism-audit
 	mkdir -p $(SHIM_DIR)
-	install -m 755 target/release/libprism_nccl.so target/release/libprism_cuda.so target/release/libprism_nvml.so target/release/libprism_audit.so $(SHIM_DIR)/
+	install -m 755 target/release/libprism_nccl.so target/release/libprism_cuda.so target/release/libprism_gpu.so target/release/libprism_nvml.so target/release/libprism_audit.so $(SHIM_DIR)/
 	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --locked --quiet > $(VENV)/maturin.log 2>&1 || { cat $(VENV)/maturin.log >&2; exit 1; }
 
 .PHONY: torch
@@ -66,8 +66,8 @@ bench: dev  ## every benchmark; each asserts its answer before it is timed
 lint: build  ## formatting, clippy, ruff, mypy, stubtest, layering
 	cargo fmt --all --check
 	cargo clippy --locked --release --workspace --all-targets -- -D warnings
-	$(BIN)/ruff format --check python tests benches examples
-	$(BIN)/ruff check python tests benches examples
+	$(BIN)/ruff format --check python tests benches examples scripts
+	$(BIN)/ruff check python tests benches examples scripts
 	$(BIN)/mypy
 	cd python && ../$(BIN)/python -m mypy.stubtest prism_core._native --ignore-missing-stub
 	$(BIN)/lint-imports
@@ -76,8 +76,8 @@ lint: build  ## formatting, clippy, ruff, mypy, stubtest, layering
 .PHONY: format
 format:  ## rewrite to house style
 	cargo fmt --all
-	$(BIN)/ruff check --fix --quiet python tests benches examples
-	$(BIN)/ruff format python tests benches examples
+	$(BIN)/ruff check --fix --quiet python tests benches examples scripts
+	$(BIN)/ruff format python tests benches examples scripts
 
 .PHONY: wheel
 wheel: build  ## a wheel with the extension, the shims and the type stubs

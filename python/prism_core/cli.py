@@ -161,13 +161,17 @@ def emulate(
     output: Annotated[Path, typer.Option("-o", "--output", help="The run folder to write.", metavar="RUN")],
     slow: Slow = None,
     perturb: Perturb = None,
-    device: Annotated[str | None, typer.Option(help="Another device than the graph's.")] = None,
+    device: Annotated[str | None, typer.Option(help="Another device than the graph's, e.g. real.")] = None,
+    max_release_error: Annotated[
+        float, typer.Option(help="On a real device: how late streams may be released, us.", metavar="US")
+    ] = 200.0,
     as_json: Json = False,
 ) -> None:
     """Run the program as some ranks of the job, against the graph."""
     config = EmulateConfig(
         graph=graph, command=command, sandbox=parse_ranks(sandbox, open_graph(graph).world_size), output=output,
         slow=parse_slow(slow or []), perturb=perturb, device=device,
+        max_release_error_us=max_release_error,
     )  # fmt: skip
     _say(run_emulate(config), reports.emulate_text, as_json)
 

@@ -35,6 +35,10 @@ def collect(config: CollectConfig) -> dict[str, Any]:
     if config.world_size < 1:
         raise ConfigError(f"a job has at least one rank, not {config.world_size}")
     device = parse_device(config.device)
+    if device.kind == "real":
+        raise ConfigError(
+            "a graph is collected on the emulated (or the host) device; `prism emulate --device real` uses it"
+        )
     profile, notes = with_environment(device.profile, os.environ)
     device = replace(device, profile=profile)
     program = parse_command(config.command)

@@ -40,15 +40,15 @@ class Device:
 def parse_device(text: str) -> Device:
     """Reads `KIND[:PROFILE]`: the profile is the name of a built-in one or a path to a TOML file.
 
-    `host` is for programs without CUDA that call NCCL with plain host memory (C, ctypes, cffi).
+    `host` is for programs without CUDA that call NCCL with plain host memory (C, ctypes, cffi); `real` runs sandbox
+    ranks on this machine's GPUs, in wall-clock time.
     """
     kind, _, profile = text.partition(":")
-    available: dict[str, DeviceKind] = {"emulated": "emulated", "host": "host"}
-    if kind in available:
-        return Device(available[kind], read_profile(profile or DEFAULT_DEVICE.partition(":")[2]))
-    if kind in get_args(DeviceKind):
-        raise ConfigError(f"device '{kind}' is not available yet: use emulated[:PROFILE] or host[:PROFILE]")
-    raise ConfigError(f"device '{text}' is unknown: write emulated[:PROFILE] or host[:PROFILE]")
+    kinds: dict[str, DeviceKind] = {kind: kind for kind in get_args(DeviceKind)}
+    if kind in kinds:
+        return Device(kinds[kind], read_profile(profile or DEFAULT_DEVICE.partition(":")[2]))
+    known = ", ".join(f"{kind}[:PROFILE]" for kind in kinds)
+    raise ConfigError(f"device '{text}' is unknown: write one of {known}")
 
 
 def read_profile(name: str) -> str:
@@ -139,4 +139,6 @@ class EmulateConfig:
     perturb: Perturb | None = None
     #: Default: the device the graph was collected on.
     device: str | None = None
+    #: On a real device: an error if one of a hundred held streams is released later than so many us.
+    max_release_error_us: float = 200.0
     echo: bool = True

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prism_core import _native, catching
-from prism_core.environment import AUDIT_NAME, ENV_AUDIT, SHIM_FOLDER, SHIM_NAMES, preload_variable, shim_problem
+from prism_core.environment import (
+    AUDIT_NAME,
+    ENV_AUDIT,
+    REAL_SHIM_NAMES,
+    SHIM_FOLDER,
+    SHIM_NAMES,
+    preload_variable,
+    shim_problem,
+)
 from prism_core.errors import ShimError
 
 SESSION_SYMBOL = "prism_session_table_v1"
@@ -42,7 +50,7 @@ class Finding:
 
 def examine(folder: Path = SHIM_FOLDER) -> list[Finding]:
     """Looks at everything a run depends on."""
-    findings = [_shim(folder / name) for name in (*SHIM_NAMES, AUDIT_NAME)]
+    findings = [_shim(folder / name) for name in (*SHIM_NAMES, REAL_SHIM_NAMES[0], AUDIT_NAME)]
     findings += [probe_preload(folder), probe_catching(folder)]
     findings += _versions()
     checks: list[Callable[[], Finding]] = [_profiles, _second_nccl, _memfd, _open_files, _devices]

@@ -34,6 +34,7 @@ from prism_core.errors import (
 from prism_core.launch import GroupResult, RankGroup, Seat, await_engine, failure_of
 from prism_core.nccl import differences, settings_of_environment, settings_of_profile, with_environment
 from prism_core.perturb import perturbation_text
+from prism_core.real import assign_gpus, real_nccl, release_failure
 from prism_core.replay import open_graph
 from prism_core.report import write_run
 from prism_core.store import RendezvousServer
@@ -62,6 +63,7 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
     # The program runs with its environment, whatever the model of the network follows.
     nccl_notes += differences(recorded, settings_of_environment(os.environ))
     materialised = graph.materialised_ranks(sandbox, device.profile)
+    gpus = assign_gpus(sandbox) if device.kind == "real" else {}
     logs = _make_run_folder(config.output)
     options = {
         "mode": "emulate",
@@ -83,9 +85,12 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
             socket=session.listen(folder),
             store_host=store.host,
             store_port=store.port,
+            epoch_ns=time.monotonic_ns() if device.kind == "real" else None,
+            gpus=gpus,
+            real_nccl=real_nccl() if device.kind == "real" else None,
         )
         seat = Seat(session, placement)
-        group = RankGroup(lambda rank: seat, program.argv, logs, echo=config.echo)
+        group = RankGroup(lambda rank: seat, program.argv, logs, echo=config.echo, device=device.kind)
         failure: PrismError | None = None
         try:
             group.run(sandbox)
@@ -96,6 +101,7 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
         notes = store.notes()
         found: dict[str, Any] = json.loads(session.finish())
     failure = _explain(failure, found, graph.meta.get("iterations", ""))
+    failure = failure or release_failure(found["ranks"], config.max_release_error_us)
     summary = {
         **found,
         "sandbox": sandbox,

@@ -6,7 +6,7 @@ import os
 import platform
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from prism_core.errors import ShimError
@@ -15,6 +15,8 @@ _PACKAGE = Path(__file__).resolve().parent
 SHIM_FOLDER = _PACKAGE / "_shim"
 BOOTSTRAP_FOLDER = _PACKAGE / "_bootstrap"
 SHIM_NAMES = ("libprism_cuda.so", "libprism_nccl.so", "libprism_nvml.so")
+#: The libraries where a real GPU computes: the session's and NCCL's; CUDA is the machine's.
+REAL_SHIM_NAMES = ("libprism_gpu.so", "libprism_nccl.so")
 #: Leads every way of loading NCCL or the driver to the libraries above (LD_AUDIT).
 AUDIT_NAME = "libprism_audit.so"
 #: Set to `off`: no LD_AUDIT. A client that loads NCCL past the preload then ends the run.
@@ -22,6 +24,10 @@ ENV_AUDIT = "PRISM_AUDIT"
 HOW_TO_BUILD = "build it with `make build`"
 #: Files with NCCL code (`:` between them) of which the user says that the run does not call it; told to the libraries.
 ENV_UNUSED_NCCL = "PRISM_UNUSED_NCCL"
+#: Path of the real NCCL, for communicators of ranks that all run on real devices.
+ENV_REAL_NCCL = "PRISM_REAL_NCCL"
+#: Blocks of the kernel that holds a stream of a real device.
+ENV_HOLD_BLOCKS = "PRISM_HOLD_BLOCKS"
 #: Exit code of an interpreter that finds itself without the preload (set by the hook, which imports nothing of ours).
 EXIT_NO_PRELOAD = 97
 #: Exit code of a process with NCCL code that is not caught (set by the preloaded libraries).
@@ -43,11 +49,16 @@ class Placement:
     socket: str
     store_host: str
     store_port: int
+    #: On a real device: zero of the session's clock, ns of the monotonic clock, and the GPU of each rank played here.
+    epoch_ns: int | None = None
+    gpus: Mapping[int, int] = field(default_factory=dict)
+    #: On a real device: where the real NCCL is.
+    real_nccl: str | None = None
 
 
-def check_shims(folder: Path = SHIM_FOLDER) -> list[Path]:
+def check_shims(folder: Path = SHIM_FOLDER, device: str = "emulated") -> list[Path]:
     """The libraries to preload, checked: the loader only warns about one that it cannot use."""
-    paths = [folder / name for name in SHIM_NAMES]
+    paths = [folder / name for name in (REAL_SHIM_NAMES if device == "real" else SHIM_NAMES)]
     for path in [*paths, folder / AUDIT_NAME]:
         problem = shim_problem(path)
         if problem is not None:
@@ -110,7 +121,8 @@ def _torchrun_variables(rank: int, placement: Placement) -> dict[str, str]:
     num_nodes = -(-world // per_node)
     return {
         "RANK": str(rank),
-        "LOCAL_RANK": str(local_rank),
+        # Programs take their GPU by it: on a real device the GPU that is there for the rank.
+        "LOCAL_RANK": str(placement.gpus.get(rank, local_rank)),
         "WORLD_SIZE": str(world),
         "LOCAL_WORLD_SIZE": str(min(per_node, world - node * per_node)),
         "GROUP_RANK": str(node),
@@ -136,6 +148,8 @@ def _our_variables(rank: int, placement: Placement, shims: list[Path], base: Map
         "PRISM_WORLD_SIZE": str(placement.world_size),
         "PRISM_DEVICE": placement.device,
         "PYTHONPATH": os.pathsep.join(python_path),
-        **{name: base[name] for name in (ENV_UNUSED_NCCL,) if base.get(name)},
+        **({"PRISM_EPOCH_NS": str(placement.epoch_ns)} if placement.epoch_ns is not None else {}),
+        **({ENV_REAL_NCCL: placement.real_nccl} if placement.real_nccl is not None else {}),
+        **{name: base[name] for name in (ENV_UNUSED_NCCL, ENV_HOLD_BLOCKS) if base.get(name)},
         **loader_variables(shims, base),
     }

@@ -23,6 +23,7 @@ __all__ = [
     "RoleError",
     "SessionError",
     "ShimError",
+    "TimekeepingError",
     "TorchMissingError",
     "error_entry",
 ]
@@ -38,6 +39,10 @@ class RoleError(PrismError):
 
 class TorchMissingError(PrismError):
     """The program needs PyTorch and PyTorch is not installed."""
+
+
+class TimekeepingError(PrismError):
+    """On a real device streams were released too late for the times to be what they claim."""
 
 
 class InterruptedRunError(PrismError):

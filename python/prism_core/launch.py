@@ -198,6 +198,7 @@ class RankGroup:
         logs: Folder for the ranks' output.
         jobs: How many processes may run at a time; 0 = all of them.
         echo: Also copy the output to stderr, each line with its rank.
+        device: Kind of the device; says which libraries are preloaded.
     """
 
     def __init__(
@@ -208,6 +209,7 @@ class RankGroup:
         *,
         jobs: int = 0,
         echo: bool = False,
+        device: str = "emulated",
     ) -> None:
         self._seat_of = seat_of
         self._seats: dict[int, Seat] = {}
@@ -216,7 +218,7 @@ class RankGroup:
         self._jobs = jobs
         self._echo = echo
         self._running: dict[int, _RankProcess] = {}
-        self._shims = check_shims()
+        self._shims = check_shims(device=device)
         self._signals = _Signals()
         if os.environ.get(ENV_UNUSED_NCCL):
             logger.warning("%s: taken to be unused: %s", ENV_UNUSED_NCCL, os.environ[ENV_UNUSED_NCCL])

@@ -30,7 +30,7 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[fakes.FakeSess
     )
     for name in ("collect", "emulate"):
         monkeypatch.setattr(importlib.import_module(f"prism_core.{name}"), "_native", engine)
-    monkeypatch.setattr(importlib.import_module("prism_core.launch"), "check_shims", list)
+    monkeypatch.setattr(importlib.import_module("prism_core.launch"), "check_shims", lambda **_: [])
     yield fakes.FakeSession
 
 

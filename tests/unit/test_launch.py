@@ -234,7 +234,7 @@ import pathlib, sys
 sys.path.insert(0, {tests!r})
 import fakes
 from prism_core import environment, launch
-launch.check_shims = list
+launch.check_shims = lambda **_: []
 session = fakes.FakeSession('{{"live": [0, 1], "world_size": 2}}')
 placement = environment.Placement(world_size=2, gpus_per_node=8, device="emulated", socket=session.listen({folder!r}),
                                   store_host="127.0.0.1", store_port=7)

@@ -38,6 +38,12 @@ pub enum ControlKind {
     /// How long a collective would take if all members came at once. Payload: `comm_id: u32, f: u32, root: u32,
     /// count: u64` (`f` and the count as in [`crate::message::RecordKind::Collective`]). Answer: `ns: u64`.
     CommEstimate = 10,
+    /// On a real device, at the end of a process: how late held streams were released. Payload: `count: u64, p50_ns: u64,
+    /// p99_ns: u64, max_ns: u64`. Answer: empty.
+    ReleaseErrors = 12,
+    /// Who else is in a communicator of this process. Payload: `comm_id: u32`. Answer: `all_live: u32` (1 when every member is
+    /// a process of this session), `key: [u8; 16]`, the same for all members and different for each communicator.
+    CommPeers = 13,
     /// Answer only: the request was refused. Payload: text.
     Refused = 255,
 }
@@ -58,6 +64,8 @@ impl ControlKind {
             K::CommMembers,
             K::CommMemory,
             K::CommEstimate,
+            K::ReleaseErrors,
+            K::CommPeers,
             K::Refused,
         ]
         .into_iter()
@@ -84,5 +92,7 @@ pub const ENV_RANK: &str = "PRISM_RANK";
 pub const ENV_WORLD_SIZE: &str = "PRISM_WORLD_SIZE";
 /// Name of the environment variable that picks the device: `emulated`, `real` or `host`.
 pub const ENV_DEVICE: &str = "PRISM_DEVICE";
+/// Name of the environment variable with the path of a real NCCL, for communicators of ranks that all run on real devices.
+pub const ENV_REAL_NCCL: &str = "PRISM_REAL_NCCL";
 /// Name of the environment variable that overrides the version answered by `ncclGetVersion`.
 pub const ENV_NCCL_VERSION: &str = "PRISM_NCCL_VERSION";

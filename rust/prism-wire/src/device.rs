@@ -1,6 +1,7 @@
 //! The C table through which one preloaded library uses the session that another one owns.
 //!
-//! On the emulated device `libprism_cuda.so` owns the session (connection, host clock, stream ids) and exports
+//! On the emulated device `libprism_cuda.so` owns the session (connection, host clock, stream ids), on a real one
+//! `libprism_gpu.so`, and exports
 //! [`SESSION_SYMBOL`]; `libprism_nccl.so` finds it with `dlsym(RTLD_DEFAULT, ...)`. Where the symbol is absent (host
 //! device) `libprism_nccl.so` connects by itself with [`crate::client::Client`].
 
@@ -45,4 +46,11 @@ pub struct SessionTable {
     pub device_free: unsafe extern "C" fn(pointer: *mut c_void) -> c_int,
     /// Value of a key of the configuration text of the welcome message, or null. Valid for ever.
     pub config: unsafe extern "C" fn(key: *const c_char) -> *const c_char,
+    /// Is the device a real one, whose memory the host cannot reach? 1 or 0.
+    pub is_real: unsafe extern "C" fn() -> c_int,
+    /// On a real device: runs `run(data)` once in a thread of the session, while the stream of the calling thread's next
+    /// communication is held and before it goes on. 0 or -1 (no such thing here; `run` is not called).
+    pub attach: unsafe extern "C" fn(run: unsafe extern "C" fn(*mut c_void), data: *mut c_void) -> c_int,
+    /// On a real device, in a function given to `attach`: copies between any two places and waits for it. 0 or -1.
+    pub copy: unsafe extern "C" fn(to: *mut c_void, from: *const c_void, bytes: usize) -> c_int,
 }

@@ -80,6 +80,12 @@ pub unsafe extern "C" fn la_objsearch(name: *const c_char, cookie: *const usize,
     catch_unwind(AssertUnwindSafe(replace)).ok().flatten().map_or(name, CStr::as_ptr)
 }
 
+/// Does a real GPU compute? Then the driver is the machine's, and NCCL alone (the first entry) is replaced.
+fn is_device_real() -> bool {
+    // Its own libc has the environment the process was started with.
+    std::env::var_os("PRISM_DEVICE").is_some_and(|device| device == "real")
+}
+
 /// Is the path that of one of our libraries?
 fn is_our_file(path: &[u8]) -> bool {
     base_name(path).starts_with(b"libprism_")
@@ -94,6 +100,9 @@ fn stand_in_for(name: &[u8]) -> Option<&'static CStr> {
     static PATHS: [OnceLock<Option<CString>>; STAND_INS.len()] = [const { OnceLock::new() }; STAND_INS.len()];
     let base = base_name(name);
     let index = STAND_INS.iter().position(|(stem, _)| is_version_of(base, stem))?;
+    if index > 0 && is_device_real() {
+        return None;
+    }
     PATHS[index]
         .get_or_init(|| CString::new(folder()?.join(STAND_INS[index].1).into_os_string().into_vec()).ok())
         .as_deref()

@@ -27,6 +27,9 @@ static TABLE: SessionTable = SessionTable {
     device_alloc: table_device_alloc,
     device_free: table_device_free,
     config: table_config,
+    is_real: table_is_real,
+    attach: table_attach,
+    copy: table_copy,
 };
 
 /// The session's functions for other preloaded libraries; null when the process has no session. Connects.
@@ -121,6 +124,20 @@ unsafe extern "C" fn table_config(key: *const c_char) -> *const c_char {
         let key = unsafe { CStr::from_ptr(key) };
         session::get().ok().and_then(|session| session.config.value(key)).map_or(std::ptr::null(), CStr::as_ptr)
     })
+}
+
+unsafe extern "C" fn table_is_real() -> c_int {
+    0
+}
+
+/// The host reaches the memory of the emulated device by itself.
+unsafe extern "C" fn table_attach(_run: unsafe extern "C" fn(*mut c_void), _data: *mut c_void) -> c_int {
+    -1
+}
+
+/// As above.
+unsafe extern "C" fn table_copy(_to: *mut c_void, _from: *const c_void, _bytes: usize) -> c_int {
+    -1
 }
 
 /// Tells the engine the members of a process group that is about to be created (global ranks in group-rank order), and

@@ -11,6 +11,7 @@ use crate::Handle;
 use crate::abi::{Code, CommConfig};
 use crate::channel::Channel;
 use crate::guard::Failure;
+use crate::passthrough::Real;
 use extras::Extras;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -30,6 +31,8 @@ const ABORTED: u32 = 8;
 /// All members run for real and are connected.
 const CONNECTED: u32 = 16;
 const SUSPENDED: u32 = 32;
+/// A communicator of the real NCCL is behind it.
+const REAL: u32 = 64;
 
 /// No outcome of the operation under way yet; else its code plus one, so that an unused slot is all zero.
 const NO_OUTCOME: i32 = 0;
@@ -366,6 +369,21 @@ impl Comm {
             return None;
         }
         self.extras(|extras| extras.channel.clone())
+    }
+
+    /// Keeps the real communicator behind it.
+    pub(crate) fn set_real(self, real: Real) {
+        self.extras(|extras| extras.real = Some(real));
+        self.set(REAL);
+    }
+
+    /// The real communicator behind it.
+    #[inline]
+    pub(crate) fn real(self) -> Option<Real> {
+        if !self.has(REAL) {
+            return None;
+        }
+        self.extras(|extras| extras.real)
     }
 
     /// Was it suspended?

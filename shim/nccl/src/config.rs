@@ -1,6 +1,6 @@
 //! What the environment says. Read when a session or an answer needs it, not kept: a forked rank has its own values.
 
-use prism_wire::control::{ENV_DEVICE, ENV_NCCL_VERSION, ENV_RANK, ENV_SESSION, ENV_WORLD_SIZE};
+use prism_wire::control::{ENV_DEVICE, ENV_NCCL_VERSION, ENV_RANK, ENV_REAL_NCCL, ENV_SESSION, ENV_WORLD_SIZE};
 use std::path::PathBuf;
 
 /// Version answered by default: the one torch 2.14.1 was built for.
@@ -32,6 +32,11 @@ pub(crate) fn device() -> Result<Device, String> {
         name if name.starts_with("emulated:") => Ok(Device::Emulated),
         name => Err(name.to_owned()),
     }
+}
+
+/// Path of the real NCCL, if there is one to pass calls to.
+pub(crate) fn real_nccl() -> Option<PathBuf> {
+    std::env::var_os(ENV_REAL_NCCL).filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
 /// The number in environment variable `name`.

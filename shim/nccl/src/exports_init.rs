@@ -6,7 +6,7 @@ use crate::comm::{self, Comm};
 use crate::guard::{self, Failure, Outcome, tell};
 use crate::life::{self, Target};
 use crate::session::Session;
-use crate::{config, group, ops, session};
+use crate::{config, group, ops, passthrough, session};
 use core::ffi::{c_char, c_int, c_void};
 use std::sync::Once;
 
@@ -309,7 +309,14 @@ pub(crate) fn abort(comm: Handle) -> Outcome {
     if comm.is_null() {
         return Ok(());
     }
-    comm::check(comm, "ncclCommAbort").map(Comm::abort)
+    let comm = comm::check(comm, "ncclCommAbort")?;
+    let real = comm.real();
+    comm.abort();
+    // On a real device streams are held for it.
+    if let Some(session) = session::current().filter(|session| session.is_real() && !session.is_dead()) {
+        session.send_aborted()?;
+    }
+    real.map_or(Ok(()), |real| passthrough::end(real, true))
 }
 
 /// Only the local effect: later operations on the communicator are invalid.

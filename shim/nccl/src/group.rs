@@ -2,9 +2,11 @@
 
 use crate::abi::Code;
 use crate::collective::Collective;
-use crate::comm::Comm;
+use crate::comm::{Comm, PreMul};
 use crate::exchange::{self, Job, MESSAGE, Stage, Tag};
 use crate::guard::{Failure, Outcome};
+use crate::ops::Call;
+use crate::passthrough;
 use crate::session::{self, Session};
 use crate::values::Payload;
 use prism_wire::frame::Request;
@@ -22,6 +24,15 @@ pub(crate) struct Pending {
     pub(crate) payload: Option<Payload>,
     /// Of a send or a receive.
     pub(crate) message: Option<Message>,
+    /// For a communicator of the real NCCL: nothing else of this counts.
+    pub(crate) real: Option<(Call, Option<PreMul>)>,
+}
+
+impl Pending {
+    /// An operation that the engine takes part in.
+    pub(crate) fn new(comm: Comm, record: Record, payload: Option<Payload>, message: Option<Message>) -> Self {
+        Self { comm, record, payload, message, real: None }
+    }
 }
 
 /// One side of a message.
@@ -172,7 +183,9 @@ fn meet(mut meetings: Vec<Meeting>) -> Outcome {
 /// Launches one operation outside any group, where the call waits or has somebody wait for it.
 pub(crate) fn launch_alone(session: &'static Session, operation: Pending) -> Outcome {
     let cancelled = cancelled_with(core::slice::from_ref(&operation));
+    session.fill_before(operation.payload.as_ref());
     session.append_unless(&operation.record, &cancelled)?;
+    session.fill_after(operation.payload.as_ref());
     finish(session, vec![operation])
 }
 
@@ -187,8 +200,12 @@ fn launch_all(operations: Vec<Pending>, room: &mut Vec<Pending>) -> Outcome {
             "a communicator was aborted before the group of its operations ended",
         ));
     }
-    let messages = pair_self_messages(&operations)?;
     let session = session::of_comm()?;
+    let operations = if session.is_real() { run_real(operations)? } else { operations };
+    if operations.is_empty() {
+        return Ok(());
+    }
+    let messages = pair_self_messages(&operations)?;
     let ordinal = next_ordinal();
     let is_host = session.is_host();
     {
@@ -196,9 +213,8 @@ fn launch_all(operations: Vec<Pending>, room: &mut Vec<Pending>) -> Outcome {
         let cancelled = || on_host.as_ref().is_some_and(|cancelled| cancelled());
         for operation in &operations {
             session.append_unless(&Record { h: ordinal, ..operation.record }, &cancelled)?;
-            if let Some(payload) = operation.payload.as_ref().filter(|_| !is_host) {
-                crate::ops::fill(session, payload);
-            }
+            session.fill_before(operation.payload.as_ref());
+            session.fill_after(operation.payload.as_ref());
         }
         for (send, recv) in messages {
             copy_message(session, send, recv);
@@ -212,6 +228,17 @@ fn launch_all(operations: Vec<Pending>, room: &mut Vec<Pending>) -> Outcome {
     *room = operations;
     room.clear();
     Ok(())
+}
+
+/// Hands the operations of real communicators to the real NCCL; the others.
+fn run_real(operations: Vec<Pending>) -> Result<Vec<Pending>, Failure> {
+    let (real, others): (Vec<_>, Vec<_>) = operations.into_iter().partition(|operation| operation.real.is_some());
+    let calls: Vec<_> =
+        real.iter().filter_map(|pending| pending.real.map(|(call, op)| (pending.comm, call, op))).collect();
+    if !calls.is_empty() {
+        passthrough::run(&calls)?;
+    }
+    Ok(others)
 }
 
 /// Was a communicator of these operations aborted or revoked?
@@ -334,7 +361,8 @@ pub(crate) fn lonely(is_send: bool) -> Failure {
 /// A message to oneself is real data.
 fn copy_message(session: &Session, send: Message, recv: Message) {
     let bytes = send.bytes.min(recv.bytes);
-    let may_copy = (session.is_host() || bytes <= crate::values::MAX_MIRRORED_BYTES)
+    let may_copy = !session.is_real()
+        && (session.is_host() || bytes <= crate::values::MAX_MIRRORED_BYTES)
         && session.is_accessible(send.address, bytes)
         && session.is_accessible(recv.address, bytes);
     if may_copy && bytes > 0 {

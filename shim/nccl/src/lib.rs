@@ -39,7 +39,9 @@ mod host;
 mod life;
 mod notes;
 mod ops;
+mod passthrough;
 mod session;
+mod staged;
 mod values;
 
 use abi::{Code, CollConfig, RawUniqueId, SimInfo, Team};

@@ -11,7 +11,7 @@ use crate::exchange::{self, Job, SPLIT, Stage, Tag};
 use crate::guard::{Failure, Outcome};
 use crate::ops::{ensure_ready, refuse_part};
 use crate::session::{self, Session};
-use crate::{config, group};
+use crate::{config, group, passthrough};
 use core::ffi::{CStr, c_char};
 use prism_wire::control::{UNIQUE_ID_BYTES, UNIQUE_ID_STORE_MAGIC};
 use prism_wire::frame::{CommSplitAnswer, Request};
@@ -76,6 +76,7 @@ pub(crate) fn init(
             session.control(&Request::CommInit { comm_id, nranks, group_rank, unique_id: id.0 })?;
             Ok(new)
         })?;
+        passthrough::join(session, comm).inspect_err(|_| _ = comm.close())?;
         target.set(Some(comm));
         return begun(comm);
     }
@@ -226,11 +227,13 @@ fn child_facts(parent: Comm, ranks: &[u32], config: CommConfig) -> Result<NewCom
 
 /// A communicator of some members of `parent` where nobody has to meet.
 fn subset(session: &Session, parent: Comm, ranks: &[u32], config: CommConfig) -> Result<Comm, Failure> {
-    comm::create(|comm_id| {
+    let comm = comm::create(|comm_id| {
         let new = child_facts(parent, ranks, config)?;
         session.control(&Request::CommMembers { comm_id, parent: parent.id(), ranks: ranks.to_vec() })?;
         Ok(new)
-    })
+    })?;
+    passthrough::join(session, comm).inspect_err(|_| _ = comm.close())?;
+    Ok(comm)
 }
 
 /// The engine knows the members by the name of the process group.
@@ -262,7 +265,9 @@ fn split_by_engine(
             _ => Err(Failure::new(Code::InternalError, "the engine's answer to ncclCommSplit makes no sense")),
         }
     });
-    comm.map(Some)
+    let comm = comm?;
+    passthrough::join(session, comm).inspect_err(|_| _ = comm.close())?;
+    Ok(Some(comm))
 }
 
 /// A communicator of the members of `parent` without those in `excluded`. With `is_abort` the state of `parent` does not

@@ -3,13 +3,13 @@
 use crate::Handle;
 use crate::abi::{Code, RawUniqueId, data_type};
 use crate::collective::Collective;
-use crate::comm::{self, Comm, FIRST_USER_OPERATOR};
+use crate::comm::{self, Comm, FIRST_USER_OPERATOR, PreMul};
 use crate::group::{self, Message, Pending};
 use crate::guard::{Failure, Outcome, tell};
 use crate::notes::{self, Fate};
 use crate::session::{self, Session};
 use crate::values::{MAX_MIRRORED_BYTES, Payload};
-use crate::{config, guard};
+use crate::{config, guard, passthrough, staged};
 use core::ffi::c_int;
 use prism_wire::control::{UNIQUE_ID_BYTES, UNIQUE_ID_LOCAL_MAGIC};
 use prism_wire::frame::Request;
@@ -44,6 +44,9 @@ pub(crate) struct Call {
     pub(crate) comm: Handle,
     pub(crate) stream: Handle,
 }
+
+// SAFETY: the two handles are the program's, passed on and never looked into here.
+unsafe impl Send for Call {}
 
 /// Runs a communication call: checked in NCCL's order, then sent or added to the open group.
 #[inline]
@@ -85,6 +88,11 @@ fn enqueue_on(call: &Call, comm: Comm) -> Outcome {
     };
     if call.count == 0 {
         return Ok(());
+    }
+    if session.is_real()
+        && let Some(done) = enqueue_real(session, call, comm, scale)
+    {
+        return done;
     }
     if scale.is_some_and(|scale| scale.dtype != call.dtype) {
         return Err(invalid(call.name, "type for this user-defined reduction operation:", call.dtype));
@@ -129,19 +137,36 @@ fn enqueue_on(call: &Call, comm: Comm) -> Outcome {
         None
     };
     if group::is_open() {
-        return group::push(Pending { comm, record, payload, message: None });
+        return group::push(Pending::new(comm, record, payload, None));
     }
     if session.is_host() || comm.is_non_blocking() {
-        return group::launch_alone(session, Pending { comm, record, payload, message: None });
+        return group::launch_alone(session, Pending::new(comm, record, payload, None));
     }
+    session.fill_before(payload.as_ref());
     session.append(&record)?;
-    if let Some(payload) = &payload {
-        fill(session, payload);
-    }
+    session.fill_after(payload.as_ref());
     Ok(())
 }
 
+/// On a real device: an operation of a communicator of the real NCCL, or what cannot be held. `None`: the engine takes part.
+fn enqueue_real(session: &'static Session, call: &Call, comm: Comm, scale: Option<PreMul>) -> Option<Outcome> {
+    if comm.real().is_some() {
+        if !group::is_open() {
+            return Some(passthrough::run(&[(comm, *call, scale)]));
+        }
+        let record = Record { e: comm.id(), ..Record::default() };
+        return Some(group::push(Pending { real: Some((*call, scale)), ..Pending::new(comm, record, None, None) }));
+    }
+    let is_captured = session.is_capturing(call.stream);
+    is_captured.then(|| refuse_part(call.name, "with virtual members, captured into a CUDA graph on a real device,"))
+}
+
 fn enqueue_message(session: &'static Session, call: &Call, comm: Comm, dtype: DataType) -> Outcome {
+    if session.is_real()
+        && let Some(done) = enqueue_real(session, call, comm, None)
+    {
+        return done;
+    }
     let is_send = call.what == What::Send;
     let record = Record {
         kind: if is_send { RecordKind::Send } else { RecordKind::Recv } as u16,
@@ -157,13 +182,13 @@ fn enqueue_message(session: &'static Session, call: &Call, comm: Comm, dtype: Da
     let is_to_self = call.root == comm.rank();
     let message = Some(Message { is_send, is_to_self, peer: call.root as u32, address: call.recv, bytes });
     if group::is_open() {
-        return group::push(Pending { comm, record, payload: None, message });
+        return group::push(Pending::new(comm, record, None, message));
     }
     if is_to_self {
         return Err(group::lonely(is_send));
     }
     if session.is_host() || comm.is_non_blocking() {
-        return group::launch_alone(session, Pending { comm, record, payload: None, message });
+        return group::launch_alone(session, Pending::new(comm, record, None, message));
     }
     session.append(&record)
 }
@@ -199,6 +224,24 @@ fn run_alone(session: &Session, call: &Call, payload: &Payload) -> Outcome {
 #[inline]
 fn flags(session: &Session, stream: Handle) -> u16 {
     if session.is_capturing(stream) { FLAG_CAPTURED } else { 0 }
+}
+
+impl Session {
+    /// What a real device must know before the operation is appended.
+    #[inline]
+    pub(crate) fn fill_before(&self, payload: Option<&Payload>) {
+        if let (Some(table), Some(payload)) = (self.real_table(), payload) {
+            staged::attach(self, table, payload);
+        }
+    }
+
+    /// What the emulated device does once the operation is appended.
+    #[inline]
+    pub(crate) fn fill_after(&self, payload: Option<&Payload>) {
+        if let Some(payload) = payload.filter(|_| !self.is_host() && !self.is_real()) {
+            fill(self, payload);
+        }
+    }
 }
 
 /// Fills the receive buffer if the payload is small and in memory that may be touched.
@@ -263,6 +306,7 @@ pub(crate) fn poll(comm: Comm) -> Code {
 pub(crate) fn async_error(comm: Comm) -> Code {
     match comm.async_error() {
         Code::Success if session::current().is_some_and(Session::is_dead) => Code::RemoteError,
+        Code::Success => comm.real().map_or(Code::Success, passthrough::async_error),
         code => code,
     }
 }
@@ -293,9 +337,12 @@ fn destroyed_before() -> Failure {
 
 /// The end of a communicator. From here on its handle is invalid.
 pub(crate) fn destroy_now(comm: Comm) -> Outcome {
-    let id = comm.id();
+    let (id, real) = (comm.id(), comm.real());
     if !comm.close() {
         return Err(destroyed_before());
+    }
+    if let Some(real) = real {
+        passthrough::end(real, false)?;
     }
     // With the engine gone there is nobody to tell, and the program has heard of it.
     let Some(session) = session::current().filter(|session| !session.is_dead()) else { return Ok(()) };

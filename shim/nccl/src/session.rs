@@ -1,7 +1,7 @@
 //! The process's session with the engine, wherever it lives.
 //!
-//! On the emulated device `libprism_cuda.so` owns it and offers a table of functions; on the host device this library
-//! connects by itself. It is looked for when a call first needs it, never at load time: the library is preloaded into
+//! On the emulated device `libprism_cuda.so` owns it and offers a table of functions, on a real one `libprism_gpu.so`; on the
+//! host device this library connects by itself. It is looked for when a call first needs it, never at load time: the library is preloaded into
 //! every child process, most of which never use NCCL.
 
 use crate::abi::Code;
@@ -24,7 +24,7 @@ const CALL_NS_KEY: &CStr = c"host.nccl_ns";
 
 /// Who owns the connection.
 enum Link {
-    /// `libprism_cuda.so`; the device is emulated.
+    /// `libprism_cuda.so` or `libprism_gpu.so`.
     Table(&'static SessionTable),
     /// We do; the device is the host.
     Host(Host),
@@ -37,6 +37,7 @@ pub(crate) struct Session {
     is_dead: AtomicBool,
     /// Ranks that run for real, as far as the engine told (host device only).
     live: usize,
+    is_real: bool,
 }
 
 /// The session of this process once one was found. Never freed: communicators and a watchdog may still look at it.
@@ -122,25 +123,44 @@ impl Session {
             let text = unsafe { (table.config)(CALL_NS_KEY.as_ptr()) };
             // SAFETY: null or a C string that lives for ever, says the contract.
             let text = (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy());
-            return Ok(Self::new(Link::Table(table), call_ns(text.as_deref())?));
+            // SAFETY: a function of the table.
+            let is_real = unsafe { (table.is_real)() } != 0;
+            return Ok(Self { is_real, ..Self::new(Link::Table(table), call_ns(text.as_deref())?) });
         }
         Err(Failure::new(
             Code::UnhandledCudaError,
             match (path, device) {
                 (None, _) => "no CUDA-capable device and no prism session",
-                (_, Device::Real) => "PRISM_DEVICE=real is not supported by the NCCL stand-in",
+                (_, Device::Real) => {
+                    "PRISM_DEVICE=real, but the library of the real device (libprism_gpu.so) is not loaded or has no session"
+                }
                 _ => "PRISM_SESSION is set, but the device library (libprism_cuda.so) is not loaded or has no session",
             },
         ))
     }
 
     fn new(link: Link, call_ns: i64) -> Self {
-        Self { link, call_ns, is_dead: AtomicBool::new(false), live: 0 }
+        Self { link, call_ns, is_dead: AtomicBool::new(false), live: 0, is_real: false }
     }
 
     /// Did a call find the engine gone?
     pub(crate) fn is_dead(&self) -> bool {
         self.is_dead.load(Ordering::Acquire)
+    }
+
+    /// Is the device a real one?
+    #[inline]
+    pub(crate) fn is_real(&self) -> bool {
+        self.real_table().is_some()
+    }
+
+    /// The table of a session on a real device.
+    #[inline]
+    pub(crate) fn real_table(&self) -> Option<&'static SessionTable> {
+        match &self.link {
+            Link::Table(table) if self.is_real => Some(table),
+            _ => None,
+        }
     }
 
     /// Are the buffers given to NCCL plain host memory?
@@ -176,7 +196,7 @@ impl Session {
 
     /// Tells the engine of aborted communicators; that costs the program no time.
     #[cold]
-    fn send_aborted(&self) -> Outcome {
+    pub(crate) fn send_aborted(&self) -> Outcome {
         comm::take_aborted().into_iter().try_for_each(|id| {
             let record = Record { kind: RecordKind::CommDestroy as u16, e: id, ..Record::default() };
             self.push(&record, 0, &|| false)
@@ -294,6 +314,8 @@ impl Session {
             return true;
         }
         match &self.link {
+            // What is wrong the driver finds.
+            Link::Table(_) if self.is_real => address != 0,
             Link::Table(table) => {
                 let pointer = core::ptr::without_provenance(address);
                 // SAFETY: a function of the table; the pointer is only looked up.

@@ -7,6 +7,7 @@ use crate::ids::{Rank, StreamId};
 use crate::sim::{Answer, Peers, Question, SimOptions, Simulation};
 use crate::slice::recording::CommOrigin;
 use crate::units::SimTime;
+use prism_wire::frame::CommPeersAnswer;
 use std::collections::BTreeSet;
 
 impl State {
@@ -45,6 +46,24 @@ impl State {
             Some(process.recorded_comms.get(slot.index())?.members.as_slice())
         });
         known.ok_or_else(|| format!("rank {rank} asks about communicator {comm_id}, which it does not have"))
+    }
+
+    /// Do all members of a communicator run, and what tells it from others?
+    pub(super) fn comm_peers(&self, rank: u32, comm_id: u32) -> Result<Vec<u8>, String> {
+        let members = self.members(rank, comm_id)?;
+        let process = &self.processes[&rank];
+        let slot = process.comms[&comm_id].index();
+        // Members make communicators of the same ranks in the same order.
+        let earlier = process.recorded_comms[..slot].iter().filter(|comm| comm.members == members).count() as u64;
+        // Two FNV-1a hashes from different beginnings: communicators are few, and told apart by their members alone.
+        let hash = |start: u64| {
+            let bytes = members.iter().flat_map(|member| member.to_le_bytes()).chain(earlier.to_le_bytes());
+            bytes.fold(start, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+        };
+        let key = [hash(0xcbf2_9ce4_8422_2325).to_le_bytes(), hash(0x9e37_79b9_7f4a_7c15).to_le_bytes()].concat();
+        let key = key.try_into().map_err(|_| "a key is sixteen bytes")?;
+        let all_live = members.iter().all(|member| self.processes.contains_key(member));
+        Ok(CommPeersAnswer { all_live, key }.encode())
     }
 
     /// Device memory NCCL holds for a communicator.

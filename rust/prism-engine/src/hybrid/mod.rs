@@ -17,6 +17,7 @@ mod summary;
 mod translate;
 mod waiting;
 
+pub use process::ReleaseErrors;
 pub use session::Session;
 pub use summary::{CommInfo, CommunicatorSummary, RankStatus, RankSummary, RecordingInfo, Status, Summary};
 

@@ -12,6 +12,7 @@ use crate::units::SimTime;
 use indexmap::IndexSet;
 use prism_wire::control::UNIQUE_ID_BYTES;
 use prism_wire::server::ReplyWriter;
+use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// A query whose answer the engine does not know yet.
@@ -43,6 +44,20 @@ pub(crate) struct Memory {
     pub(crate) device_peak_bytes: u64,
     pub(crate) allocated_peak_bytes: u64,
     pub(crate) reserved_peak_bytes: u64,
+}
+
+/// How late a real device's streams were released, ns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[allow(clippy::struct_field_names, reason = "the unit belongs to the name")]
+pub struct ReleaseErrors {
+    /// How many streams were held and released.
+    pub count: u64,
+    /// The median.
+    pub p50_ns: u64,
+    /// One of a hundred is later.
+    pub p99_ns: u64,
+    /// The latest.
+    pub max_ns: u64,
 }
 
 /// One live rank.
@@ -79,6 +94,7 @@ pub(crate) struct Process {
     pub(crate) last_op: Option<OpKind>,
     pub(crate) notes: BTreeMap<String, u64>,
     pub(crate) unsupported: BTreeMap<String, u64>,
+    pub(crate) release_errors: Option<ReleaseErrors>,
 }
 
 impl Process {
@@ -108,6 +124,7 @@ impl Process {
             last_op: None,
             notes: BTreeMap::new(),
             unsupported: BTreeMap::new(),
+            release_errors: None,
         }
     }
 

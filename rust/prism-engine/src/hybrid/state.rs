@@ -3,7 +3,7 @@
 
 use super::identity::{IdentityTable, UniqueId};
 use super::nccl_init::init_time;
-use super::process::{Memory, Pending, PendingKind, Process, ProcessNames, intern};
+use super::process::{Memory, Pending, PendingKind, Process, ProcessNames, ReleaseErrors, intern};
 use super::translate;
 use crate::graph::op::{Op, OpKind};
 use crate::ids::{EventId, Rank, StreamId};
@@ -162,6 +162,10 @@ impl State {
             Request::CommEstimate { comm_id, f, root, count } => {
                 return self.comm_estimate(rank, comm_id, f, root, count);
             }
+            Request::ReleaseErrors { count, p50_ns, p99_ns, max_ns } => {
+                process.release_errors = Some(ReleaseErrors { count, p50_ns, p99_ns, max_ns });
+            }
+            Request::CommPeers { comm_id } => return self.comm_peers(rank, comm_id),
         }
         Ok(Vec::new())
     }

@@ -1,7 +1,7 @@
 //! What a session reports: while it runs ([`Status`]) and at its end ([`Summary`]). Only virtual time: two runs of the
 //! same session give the same bytes.
 
-use super::process::{Process, describe};
+use super::process::{Process, ReleaseErrors, describe};
 use super::state::State;
 use super::{SessionMode, SessionOptions};
 use crate::graph::Graph;
@@ -80,6 +80,9 @@ pub struct RankSummary {
     pub unsupported: BTreeMap<String, u64>,
     /// Remarks of the shims, with counts.
     pub notes: BTreeMap<String, u64>,
+    /// How late its streams were released, on a real device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub release_errors: Option<ReleaseErrors>,
     /// Where it was when the session ended.
     pub iterations: u32,
     /// The last op, in words.
@@ -264,6 +267,7 @@ fn rank_summary(process: &Process, report: &SimReport, state: &State) -> RankSum
         communicators: communicators.collect(),
         unsupported: process.unsupported.clone(),
         notes: process.notes.clone(),
+        release_errors: process.release_errors,
         iterations: process.num_iterations,
         last_op: last_op(process, state),
         exit_code: process.exited,

@@ -74,6 +74,8 @@ pub enum Request {
     CommMembers { comm_id: u32, parent: u32, ranks: Vec<u32> },
     CommMemory { comm_id: u32 },
     CommEstimate { comm_id: u32, f: u32, root: u32, count: u64 },
+    ReleaseErrors { count: u64, p50_ns: u64, p99_ns: u64, max_ns: u64 },
+    CommPeers { comm_id: u32 },
 }
 
 impl Request {
@@ -142,6 +144,16 @@ impl Request {
                 out.extend(count.to_le_bytes());
                 ControlKind::CommEstimate
             }
+            Self::ReleaseErrors { count, p50_ns, p99_ns, max_ns } => {
+                for field in [count, p50_ns, p99_ns, max_ns] {
+                    out.extend(field.to_le_bytes());
+                }
+                ControlKind::ReleaseErrors
+            }
+            Self::CommPeers { comm_id } => {
+                out.extend(comm_id.to_le_bytes());
+                ControlKind::CommPeers
+            }
         };
         (kind, out)
     }
@@ -190,6 +202,18 @@ impl Request {
                     root: fields.u32()?,
                     count: u64::from_le_bytes(fields.array()?),
                 };
+                fields.end()?;
+                request
+            }
+            ControlKind::ReleaseErrors => {
+                let mut field = || fields.array().map(u64::from_le_bytes);
+                let request =
+                    Self::ReleaseErrors { count: field()?, p50_ns: field()?, p99_ns: field()?, max_ns: field()? };
+                fields.end()?;
+                request
+            }
+            ControlKind::CommPeers => {
+                let request = Self::CommPeers { comm_id: fields.u32()? };
                 fields.end()?;
                 request
             }
@@ -248,6 +272,35 @@ impl CommSplitAnswer {
     pub fn decode(payload: &[u8]) -> Result<Self, FrameError> {
         let mut fields = Fields { kind: ControlKind::CommSplit, rest: payload };
         let answer = Self { nranks: fields.u32()?, group_rank: fields.u32()? };
+        fields.end()?;
+        Ok(answer)
+    }
+}
+
+/// Answer to [`Request::CommPeers`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CommPeersAnswer {
+    /// Every member is a process of this session.
+    pub all_live: bool,
+    /// The same for all members, different for each communicator of the session.
+    pub key: [u8; 16],
+}
+
+impl CommPeersAnswer {
+    /// The payload.
+    pub fn encode(&self) -> Vec<u8> {
+        [&u32::from(self.all_live).to_le_bytes()[..], &self.key].concat()
+    }
+
+    /// The answer in a payload.
+    pub fn decode(payload: &[u8]) -> Result<Self, FrameError> {
+        let mut fields = Fields { kind: ControlKind::CommPeers, rest: payload };
+        let all_live = match fields.u32()? {
+            0 => false,
+            1 => true,
+            _ => return Err(FrameError::BadValue { kind: ControlKind::CommPeers, field: "all_live" }),
+        };
+        let answer = Self { all_live, key: fields.array()? };
         fields.end()?;
         Ok(answer)
     }

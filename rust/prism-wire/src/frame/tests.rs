@@ -17,6 +17,8 @@ fn any_kind() -> impl Strategy<Value = ControlKind> {
         K::CommMembers,
         K::CommMemory,
         K::CommEstimate,
+        K::ReleaseErrors,
+        K::CommPeers,
         K::Refused,
     ])
 }
@@ -59,6 +61,13 @@ fn any_request() -> impl Strategy<Value = Request> {
             root,
             count
         }),
+        any::<[u64; 4]>().prop_map(|[count, p50_ns, p99_ns, max_ns]| Request::ReleaseErrors {
+            count,
+            p50_ns,
+            p99_ns,
+            max_ns
+        }),
+        any::<u32>().prop_map(|comm_id| Request::CommPeers { comm_id }),
     ]
 }
 
@@ -80,6 +89,8 @@ proptest! {
         prop_assert_eq!(HelloAnswer::decode(&hello.encode()), Ok(hello));
         let split = CommSplitAnswer { nranks, group_rank };
         prop_assert_eq!(CommSplitAnswer::decode(&split.encode()), Ok(split));
+        let peers = CommPeersAnswer { all_live: nranks % 2 == 0, key: [group_rank as u8; 16] };
+        prop_assert_eq!(CommPeersAnswer::decode(&peers.encode()), Ok(peers));
     }
 
     /// Whatever decodes is exactly what those bytes mean.
@@ -99,7 +110,10 @@ proptest! {
             prop_assert_eq!(hello.encode(), payload.clone());
         }
         if let Ok(split) = CommSplitAnswer::decode(&payload) {
-            prop_assert_eq!(split.encode(), payload);
+            prop_assert_eq!(split.encode(), payload.clone());
+        }
+        if let Ok(peers) = CommPeersAnswer::decode(&payload) {
+            prop_assert_eq!(peers.encode(), payload);
         }
     }
 
@@ -118,7 +132,9 @@ proptest! {
             | Request::CommInit { .. }
             | Request::CommMembers { .. }
             | Request::CommMemory { .. }
-            | Request::CommEstimate { .. } => payload.len(),
+            | Request::CommEstimate { .. }
+            | Request::ReleaseErrors { .. }
+            | Request::CommPeers { .. } => payload.len(),
             Request::Name { .. } => 4,
             Request::Group { ranks, .. } => 4 + 4 * ranks.len(),
             Request::CommSplit { .. } => 16,

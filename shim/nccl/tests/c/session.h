@@ -112,6 +112,10 @@ static int test_device_free(void *pointer) { return test_is_device_memory(pointe
 
 static const char *test_config(const char *key) { return strcmp(key, "host.nccl_ns") == 0 ? "1500" : NULL; }
 
+static int test_is_real(void) { return 0; }
+static int test_attach(void (*run)(void *), void *data) { (void)run, (void)data; return -1; }
+static int test_copy(void *to, const void *from, size_t bytes) { (void)to, (void)from, (void)bytes; return -1; }
+
 typedef struct {
     size_t size;
     int (*append)(const Record *, int64_t);
@@ -124,11 +128,15 @@ typedef struct {
     void *(*device_alloc)(size_t);
     int (*device_free)(void *);
     const char *(*config)(const char *);
+    int (*is_real)(void);
+    int (*attach)(void (*)(void *), void *);
+    int (*copy)(void *, const void *, size_t);
 } SessionTable;
 
 static const SessionTable TABLE = {
     sizeof(SessionTable), test_append, test_query, test_control, test_stream_id, test_is_capturing, test_current_device,
     test_is_device_memory, test_device_alloc, test_device_free, test_config,
+    test_is_real, test_attach, test_copy,
 };
 
 EXPORTED const SessionTable *prism_session_table_v1(void) { return &TABLE; }
