@@ -60,21 +60,17 @@ pub(crate) fn least_time(shape: &CommShape, call: &CollectiveCall, scratch: &mut
     SimTime(once.0.saturating_sub(1).max(0).saturating_mul(laps))
 }
 
-/// A collective over rings of equal links, to be walked tile by tile.
+/// A collective over rings of equal links, or one that everybody leaves together, to be walked tile by tile.
 #[derive(Clone, Debug)]
-pub(crate) struct RingWalk {
-    ring: Uniform,
-    launch: i64,
+pub(crate) struct TileWalk {
+    form: BatchForm,
     shape: Arc<CommShape>,
 }
 
-impl RingWalk {
-    /// The walk of a call, if it runs over a ring of equal links.
+impl TileWalk {
+    /// The walk of a call, if it has one.
     pub(crate) fn new(shape: &Arc<CommShape>, call: &CollectiveCall, scratch: &mut Scratch) -> Option<Self> {
-        match plan::batch_form(shape, call, scratch)? {
-            BatchForm::Ring(ring, launch) => Some(Self { ring, launch: launch.0, shape: Arc::clone(shape) }),
-            BatchForm::Together(_) => None,
-        }
+        Some(Self { form: plan::batch_form(shape, call, scratch)?, shape: Arc::clone(shape) })
     }
 
     /// Members of each communicator.
@@ -84,16 +80,36 @@ impl RingWalk {
 
     /// Time from the last arrival to the last end.
     pub(crate) fn cost(&self) -> i64 {
-        let Uniform { all, latency, gain, moves } = self.ring;
-        self.launch + all + latency + moves * gain.max(0)
+        match self.form {
+            BatchForm::Ring(Uniform { all, latency, gain, moves }, launch) => {
+                launch.0 + all + latency + moves * gain.max(0)
+            }
+            BatchForm::Together(duration) => duration.0,
+        }
     }
 
     /// Ends of `T` communicators: row `g` of a tile has the times of group rank `g`.
     #[allow(clippy::inline_always, reason = "to be compiled with the features of the caller")]
     #[inline(always)]
     pub(crate) fn walk<const T: usize>(&self, arrivals: &[i64], ends: &mut [i64]) {
-        let walk = Walk { ring: &self.ring, launch: self.launch, order: &self.shape.ring, width: T };
-        walk.tile::<T, i64>(0, arrivals, ends);
+        match &self.form {
+            BatchForm::Ring(ring, launch) => {
+                let walk = Walk { ring, launch: launch.0, order: &self.shape.ring, width: T };
+                walk.tile::<T, i64>(0, arrivals, ends);
+            }
+            BatchForm::Together(duration) => {
+                let mut last = [i64::MIN; T];
+                for row in arrivals.chunks_exact(T) {
+                    for (last, arrival) in last.iter_mut().zip(row) {
+                        *last = (*last).max(*arrival);
+                    }
+                }
+                for last in &mut last {
+                    *last += duration.0;
+                }
+                ends.chunks_exact_mut(T).for_each(|row| row.copy_from_slice(&last));
+            }
+        }
     }
 }
 

@@ -63,7 +63,7 @@ pub use error::{Mismatch, SimError};
 pub use live::{Answer, Question};
 pub use report::{CommUse, DeviceTime, RankReport, SimReport};
 pub use signature::Signature;
-pub(crate) use signature::{Call, Half, fuse};
+pub(crate) use signature::{Call, Half, fuse, starts_after};
 pub use trace::{LaunchSpan, Span};
 
 use crate::graph::Graph;

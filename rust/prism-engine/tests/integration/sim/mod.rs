@@ -9,3 +9,4 @@ mod pruning;
 pub(crate) mod reference;
 mod symmetry;
 mod synthetic;
+pub(crate) mod turns;

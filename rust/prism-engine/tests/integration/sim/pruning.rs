@@ -87,3 +87,37 @@ fn a_straggler_that_is_not_materialised_is_felt() {
     };
     assert!(end_of_rank_0(BTreeMap::from([(far, 2.0)])) > end_of_rank_0(BTreeMap::new()), "rank {far}");
 }
+
+/// Published counts of neighbours: of a job without and with experts, by ring, pipeline and double tree. Pipelines are
+/// interleaved, so that the first stage has messages with the last.
+#[test]
+fn experts_add_their_group_and_nobody_else() {
+    let count = |ranks: u32, tp: u32, pp: u32, ep: u32, sandbox: u32| {
+        let (dp, layers) = (ranks / tp / pp, 2);
+        let step = prism_engine::synthetic::TransformerStep {
+            dp,
+            tp,
+            pp,
+            ep,
+            layers,
+            interleave: 2,
+            microbatches: pp,
+            ..Default::default()
+        };
+        let kept = materialised(&step.graph().expect("valid"), &(0..sandbox).map(Rank).collect(), &profile());
+        kept.len() as u32 - sandbox
+    };
+    // Ranks, degrees, sandbox; and the published counts without and with the all-to-all of the experts.
+    let rows = [(8_192, 8, 8, 8, 8, 41, 89), (8_192, 2, 8, 64, 8, 30, 144), (65_536, 2, 8, 64, 32, 90, 180)];
+    for (ranks, tp, pp, ep, sandbox, without, with) in rows {
+        let (dense, experts) = (count(ranks, tp, pp, 1, sandbox), count(ranks, tp, pp, ep, sandbox));
+        assert_eq!(experts - dense, with - without, "{ranks} ranks, {tp} x {pp} x {ep}");
+        // The step has no collective of the whole job, which is one of the published neighbours; and where several members are on
+        // one node, trees are chains there, with fewer neighbours than members that are nodes of their own.
+        assert!(dense < without, "{dense} of {without}");
+        if tp == 8 {
+            assert_eq!(dense + 1, without);
+        }
+    }
+    assert_eq!(count(8_192, 8, 16, 1, 8) + 1, 41);
+}
