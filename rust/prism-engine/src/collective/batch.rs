@@ -77,6 +77,12 @@ impl RingWalk {
         }
     }
 
+    /// Ends of one communicator by group rank; returns the latest.
+    pub(crate) fn walk_one(&self, arrivals: &[SimTime], ends: &mut [SimTime]) -> i64 {
+        let walk = Walk { ring: &self.ring, launch: self.launch, order: &self.shape.ring, width: 1 };
+        walk.tile::<1, SimTime>(0, arrivals, ends)
+    }
+
     /// Members of each communicator.
     pub(crate) fn rows(&self) -> usize {
         self.shape.len()
@@ -94,6 +100,14 @@ impl RingWalk {
     pub(crate) fn walk<const T: usize>(&self, arrivals: &[i64], ends: &mut [i64]) {
         let walk = Walk { ring: &self.ring, launch: self.launch, order: &self.shape.ring, width: T };
         walk.tile::<T, i64>(0, arrivals, ends);
+    }
+}
+
+/// Time from the last arrival to everybody's end, if that is all that matters for a call.
+pub(crate) fn common_duration(shape: &CommShape, call: &CollectiveCall, scratch: &mut Scratch) -> Option<SimTime> {
+    match plan::batch_form(shape, call, scratch)? {
+        BatchForm::Together(duration) => Some(duration),
+        BatchForm::Ring(..) => None,
     }
 }
 

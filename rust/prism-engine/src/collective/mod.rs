@@ -42,7 +42,7 @@ mod plan;
 mod protocol;
 mod window;
 
-pub(crate) use batch::{RingWalk, batch_completion, least_time};
+pub(crate) use batch::{RingWalk, batch_completion, common_duration, least_time};
 pub use p2p::{message, message_over};
 pub use plan::{Algorithm, Choice, CollectiveCall, Scratch, choice, completion, uniform_cost};
 pub(crate) use plan::{quick_completion, ring_messages, way_of};
