@@ -27,8 +27,6 @@ pub enum Evaluator {
     Auto,
     /// Ranks of one program together.
     Roles,
-    /// Rank by rank as far as that can be, whatever the programs.
-    Ranks,
 }
 
 /// How to replay.
@@ -167,27 +165,28 @@ impl Evaluated {
     }
 }
 
-/// Replays without contention: operation by operation.
-fn run(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<Evaluated, SimError> {
-    if let Some(report) = by_ranks(graph, options) {
-        return Ok(Evaluated::ByRanks(report));
-    }
-    Ok(Evaluated::ByRoles(Box::new(by_roles(graph, options)?)))
-}
-
-/// Replays rank by rank, if that is asked for or promises to be fast, and can be.
-fn by_ranks(graph: &Arc<Graph>, options: &ReplayOptions) -> Option<SimReport> {
-    let is_wanted = match options.evaluator {
-        Evaluator::Auto => has_hardly_roles(graph),
-        Evaluator::Roles => false,
-        Evaluator::Ranks => true,
-    };
-    if !is_wanted || options.perturb.first_changing(graph.world_size()).is_some() {
+/// Replays rank by rank without contention, which is the faster way where hardly two ranks have one program; the same report
+/// but for the number of roles. `None` where this cannot be: perturbations other than constant slow-downs, and jobs
+/// that do not get through or have messages of one group and communicator beside each other.
+#[must_use]
+pub fn replay_rank_by_rank(graph: &Arc<Graph>, options: &ReplayOptions) -> Option<SimReport> {
+    if options.perturb.first_changing(graph.world_size()).is_some() {
         return None;
     }
     let mut slow = options.slow.clone();
     add_constant_factors(graph.world_size(), &mut slow, &options.perturb);
     compact::evaluate(graph, &options.profile, &slow)
+}
+
+/// Replays without contention: operation by operation.
+fn run(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<Evaluated, SimError> {
+    if options.evaluator == Evaluator::Auto
+        && has_hardly_roles(graph)
+        && let Some(report) = replay_rank_by_rank(graph, options)
+    {
+        return Ok(Evaluated::ByRanks(report));
+    }
+    Ok(Evaluated::ByRoles(Box::new(by_roles(graph, options)?)))
 }
 
 /// Do hardly two ranks have one program?

@@ -107,15 +107,30 @@ impl Costs {
         }
     }
 
+    /// The call with this number.
+    pub(super) fn call(&self, number: u32) -> Call {
+        self.calls[number as usize]
+    }
+
     /// From the later of both arrivals to the ends of send and receive of a message between two such ranks.
     #[inline]
-    pub(super) fn message(&mut self, message: u32, way: Way, ranks: impl Fn() -> (u32, u32)) -> (i64, i64) {
+    pub(super) fn message(
+        &mut self,
+        message: u32,
+        way: Way,
+        ranks: impl Fn() -> (u32, u32),
+    ) -> Result<(i64, i64), Irregular> {
         let kind = &mut self.messages[message as usize];
-        *kind.ends[way as usize].get_or_insert_with(|| {
-            let ((from, to), zero) = (ranks(), SimTime::ZERO);
-            let (sent, received) = collective::message(&self.profile, from, to, kind.bytes, zero, zero);
-            (sent.0, received.0)
-        })
+        if let Some(ends) = kind.ends[way as usize] {
+            return Ok(ends);
+        }
+        let ((from, to), zero) = (ranks(), SimTime::ZERO);
+        let (sent, received) = collective::message(&self.profile, from, to, kind.bytes, zero, zero);
+        if sent.0.min(received.0) < kind.least {
+            return Err(Irregular);
+        }
+        kind.ends[way as usize] = Some((sent.0, received.0));
+        Ok((sent.0, received.0))
     }
 
     /// Number of what is known about a call of a communicator of these members.

@@ -2,32 +2,64 @@
 
 use super::costs::LATEST;
 use super::ops::{Code, Number, OpInfo};
-use super::state::{Channel, NONE, Slot, stall};
+use super::state::{Channel, Comm, NONE, Tables, stall, via};
 use super::{Irregular, Machine};
 use crate::ids::CommId;
 use crate::units::SimTime;
 
+/// Something has ended that more than a stream waits for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ended {
+    pub(super) place: u32,
+    pub(super) via: u8,
+    pub(super) end: i64,
+    pub(super) is_message: bool,
+}
+
 impl<N: Number> Machine<'_, N> {
+    /// A launch that is one call or half of a message comes to the network: its end, if everybody has come and a stream is all
+    /// that waits for it.
+    #[inline]
+    pub(super) fn post(&mut self, slot: u32, info: OpInfo, arrival: i64, via: u8) -> Result<Option<i64>, Irregular> {
+        let slot = self.tables.slots[slot as usize];
+        if info.code == Code::Call {
+            if self.arrive(slot.comm, slot.place, info.number, arrival, via)? {
+                return self.complete(slot.comm, slot.place);
+            }
+            return Ok(None);
+        }
+        let half = Half { place: slot.place, is_send: info.code == Code::Send, peer: info.arg, message: info.number };
+        self.post_half(slot.comm, half, arrival, via)
+    }
+
     /// A member comes to a collective. True: it is the last.
     #[inline]
-    pub(super) fn arrive(&mut self, slot: &Slot, info: OpInfo, arrival: i64) -> Result<bool, Irregular> {
-        self.tables.arrivals[slot.place as usize] = SimTime(arrival);
-        self.tables.via[slot.place as usize] = info.stream + 1;
-        let comm = &mut self.tables.comms[slot.comm as usize];
+    pub(super) fn arrive(
+        &mut self,
+        comm: u32,
+        place: u32,
+        call: u32,
+        arrival: i64,
+        via: u8,
+    ) -> Result<bool, Irregular> {
+        self.tables.arrivals[place as usize] = SimTime(arrival);
+        self.tables.via[place as usize] = via;
+        let comm = &mut self.tables.comms[comm as usize];
         if comm.arrived == 0 {
-            comm.call = info.number;
-        } else if comm.call != info.number {
+            comm.call = call;
+        } else if comm.call != call {
             return Err(Irregular);
         }
         comm.arrived += 1;
         Ok(comm.arrived == comm.size)
     }
 
-    /// A collective to which all have come: everybody goes on. Returns the end of `last`, who came last.
-    pub(super) fn complete(&mut self, number: u32, last: u32) -> Result<i64, Irregular> {
+    /// A collective to which all have come: everybody goes on. Returns the end of `last`, who came last, if a stream is all that
+    /// waits for it.
+    pub(super) fn complete(&mut self, number: u32, last: u32) -> Result<Option<i64>, Irregular> {
         let comm = &mut self.tables.comms[number as usize];
         comm.arrived = 0;
-        let places = comm.start as usize..(comm.start + comm.size) as usize;
+        let places = comm.places();
         let members = &self.members[places.clone()];
         if comm.known_call != comm.call {
             comm.known = self.costs.number_of_known(members, comm.call)?;
@@ -40,53 +72,78 @@ impl<N: Number> Machine<'_, N> {
             return Err(Irregular);
         }
         self.communication += busy;
-        let mut own = 0;
+        let mut own = None;
         for (at, rank) in members.iter().enumerate().rev() {
             let place = places.start + at;
             let (end, via) = (self.tables.ends[place].0, std::mem::take(&mut self.tables.via[place]));
-            if *rank == last {
-                own = end;
+            if via >= via::COUNTED {
+                self.ended.push(Ended { place: place as u32, via, end, is_message: false });
+            } else if place as u32 == last {
+                own = Some(end);
             } else {
-                wake(&mut self.tables, &mut self.ready, *rank, via - 1, end);
+                self.wake(*rank, via - 1, end);
             }
         }
         Ok(own)
     }
 
-    /// A member posts half of a message: its end, if the other half has come.
-    pub(super) fn post_half(&mut self, slot: &Slot, info: OpInfo, arrival: i64) -> Result<Option<i64>, Irregular> {
-        let is_send = info.code == Code::Send;
-        let comm = self.tables.comms[slot.comm as usize];
-        let (own, peer) = (slot.place - comm.start, info.arg);
+    /// A member posts half of a message: its end, if the other half has come and a stream is all that waits for it.
+    #[inline]
+    pub(super) fn post_half(
+        &mut self,
+        number: u32,
+        half: Half,
+        arrival: i64,
+        via: u8,
+    ) -> Result<Option<i64>, Irregular> {
+        let Half { place, is_send, peer, message } = half;
+        let comm = self.tables.comms[number as usize];
+        let own = place - comm.start;
         let (source, destination) = if is_send { (own, peer) } else { (peer, own) };
         let number = if comm.channels != NONE && own != peer {
             comm.channels + source
         } else {
-            self.channel(slot.comm, source, destination)
+            self.channel(number, source, destination)
         };
         let channel = &mut self.tables.channels[number as usize];
         if channel.place == NONE {
-            let way = channel.way;
-            *channel = Channel { arrival, place: slot.place, message: info.number, is_send, way };
-            self.tables.via[slot.place as usize] = info.stream + 1;
+            *channel = Channel { arrival, place, message, is_send, way: channel.way };
+            self.tables.via[place as usize] = via;
             return Ok(None);
         }
-        if channel.is_send == is_send || channel.message != info.number {
+        if channel.is_send == is_send || channel.message != message {
             return Err(Irregular);
         }
         let (members, start) = (self.members, comm.start);
         let ranks = || (members[(start + source) as usize], members[(start + destination) as usize]);
-        let (sent, received) = self.costs.message(info.number, channel.way, ranks);
+        let (sent, received) = self.costs.message(message, channel.way, ranks)?;
         let met = arrival.max(channel.arrival);
         if met > LATEST || sent.max(received) > LATEST {
             return Err(Irregular);
         }
-        let (own, other) = if is_send { (sent, received) } else { (received, sent) };
-        self.communication += i128::from(met + own - arrival) + i128::from(met + other - channel.arrival);
-        let place = std::mem::replace(&mut channel.place, NONE) as usize;
-        let via = std::mem::take(&mut self.tables.via[place]);
-        wake(&mut self.tables, &mut self.ready, members[place], via - 1, met + other);
-        Ok(Some(met + own))
+        let (own, other) = if is_send { (met + sent, met + received) } else { (met + received, met + sent) };
+        self.communication += i128::from(own - arrival) + i128::from(other - channel.arrival);
+        let other_place = std::mem::replace(&mut channel.place, NONE);
+        self.land(other_place, other);
+        if via >= via::COUNTED {
+            self.ended.push(Ended { place, via, end: own, is_message: true });
+            return Ok(None);
+        }
+        self.tables.ends[place as usize] = SimTime(own);
+        Ok(Some(own))
+    }
+
+    /// A half that waited has ended.
+    #[inline]
+    fn land(&mut self, place: u32, end: i64) {
+        let via = self.tables.via[place as usize];
+        if via >= via::COUNTED {
+            self.ended.push(Ended { place, via, end, is_message: true });
+            return;
+        }
+        self.tables.via[place as usize] = via::NOWHERE;
+        self.tables.ends[place as usize] = SimTime(end);
+        self.wake(self.members[place as usize], via - 1, end);
     }
 
     /// Number of a channel of a communicator of more than two members.
@@ -99,16 +156,52 @@ impl<N: Number> Machine<'_, N> {
             tables.channels.len() as u32 - 1
         })
     }
+
+    /// A stream's communication has ended: the rank goes on if it waits for that.
+    #[inline]
+    pub(super) fn wake(&mut self, rank: u32, stream: u8, end: i64) {
+        let Tables { ranks, words, .. } = &mut self.tables;
+        let state = &mut ranks[rank as usize];
+        words[state.words as usize + usize::from(stream)] = end;
+        state.blocked &= !(1 << (stream & 63));
+        if state.ahead != NONE {
+            self.wake_ahead(rank, stream);
+        } else if state.stall & !stall::AHEAD == stream || (state.stall == stall::DEVICE && state.blocked == 0) {
+            state.stall = stall::RUNNING;
+            self.ready.push(rank);
+        }
+    }
+
+    /// Tells those who wait for more than a stream.
+    pub(super) fn settle(&mut self) -> Result<(), Irregular> {
+        while let Some(Ended { place, via, end, is_message }) = self.ended.pop() {
+            if via == via::GROUP {
+                self.end_part(place, end, is_message)?;
+            } else {
+                self.tables.via[place as usize] = via::NOWHERE;
+                self.tables.ends[place as usize] = SimTime(end);
+                self.wake(self.members[place as usize], (via & !via::COUNTED) - 1, end);
+                self.end_turn(place)?;
+            }
+        }
+        Ok(())
+    }
 }
 
-/// A stream's communication has ended: the rank goes on if it waits for that.
-#[inline]
-fn wake(tables: &mut super::state::Tables, ready: &mut Vec<u32>, rank: u32, stream: u8, end: i64) {
-    let state = &mut tables.ranks[rank as usize];
-    tables.words[state.words as usize + usize::from(stream)] = end;
-    state.blocked &= !(1 << (stream & 63));
-    if state.stall == stream || (state.stall == stall::DEVICE && state.blocked == 0) {
-        state.stall = stall::RUNNING;
-        ready.push(rank);
+/// Half of a message.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Half {
+    pub(super) place: u32,
+    pub(super) is_send: bool,
+    /// Group rank.
+    pub(super) peer: u32,
+    /// Number of its size.
+    pub(super) message: u32,
+}
+
+impl Comm {
+    /// Where its members are in the tables.
+    pub(super) fn places(&self) -> std::ops::Range<usize> {
+        self.start as usize..(self.start + self.size) as usize
     }
 }

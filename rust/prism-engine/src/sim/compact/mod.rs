@@ -8,10 +8,13 @@
 //! It knows nothing of live ranks, traces, and perturbations other than constant slow-downs, and explains nothing: whatever
 //! it cannot finish ([`Irregular`]) is evaluated again from the beginning by roles.
 
+mod ahead;
 mod costs;
+mod groups;
 mod meet;
 mod ops;
 mod state;
+mod turns;
 mod walk;
 
 use super::report::{RankReport, SimReport};
@@ -22,11 +25,15 @@ use crate::graph::Graph;
 use crate::ids::Rank;
 use crate::profile::Profile;
 use crate::units::SimTime;
+use ahead::{Ahead, Limits};
 use costs::Costs;
+use groups::Group;
+use meet::Ended;
 use ops::{ACCOUNTS, Number, OpInfo, table};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use state::{NONE, Tables, stall};
+use turns::Turns;
 
 /// The job is not one for this evaluator, for whatever reason.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +45,7 @@ struct Machine<'a, N> {
     rows: &'a [N],
     gaps: &'a [u8],
     durations: &'a [u8],
+    groups_data: &'a [u8],
     members: &'a [u32],
     ops: Vec<OpInfo>,
     tables: Tables,
@@ -45,6 +53,16 @@ struct Machine<'a, N> {
     channel_numbers: FxHashMap<(u32, u32, u32), u32>,
     /// Ranks that can go on, the next at the end.
     ready: Vec<u32>,
+    /// Not yet told.
+    ended: Vec<Ended>,
+    aheads: Vec<Ahead>,
+    limits: Limits,
+    /// Launches of slots that count them, by place.
+    turns: FxHashMap<u32, Turns>,
+    groups: Vec<Group>,
+    free_groups: Vec<u32>,
+    /// Group and launch in it that are under way, by place.
+    active: FxHashMap<u32, (u32, u32)>,
     /// Rank, number and time of markers.
     begins: Vec<(u32, u32, i64)>,
     iteration_ends: Vec<(u32, u32, i64)>,
@@ -86,12 +104,20 @@ fn run<N: Number>(
         rows,
         gaps: columns.gaps,
         durations: columns.durations,
+        groups_data: columns.groups,
         members: graph.all_members(),
         ops,
         tables,
         costs,
         channel_numbers: FxHashMap::default(),
         ready: (0..graph.world_size()).rev().collect(),
+        ended: Vec::new(),
+        aheads: Vec::new(),
+        limits: Limits::default(),
+        turns: FxHashMap::default(),
+        groups: Vec::new(),
+        free_groups: Vec::new(),
+        active: FxHashMap::default(),
         begins: Vec::new(),
         iteration_ends: Vec::new(),
         sums: [0; ACCOUNTS],

@@ -14,7 +14,7 @@ pub(super) const NONE: u32 = u32::MAX;
 /// The event was never recorded.
 pub(super) const NEVER: i64 = i64::MIN;
 
-/// What the walk over a rank's program waits for; below, a stream's number.
+/// What the walk over a rank's program waits for; of what is below, a stream's number.
 pub(super) mod stall {
     /// It runs, or is about to.
     pub(crate) const RUNNING: u8 = 255;
@@ -22,6 +22,29 @@ pub(super) mod stall {
     pub(crate) const DONE: u8 = 254;
     /// For all streams.
     pub(crate) const DEVICE: u8 = 253;
+    /// For a record that is held.
+    pub(crate) const EVENT: u8 = 252;
+    /// Added to a stream's number: the host could go on if it ran ahead of the stream.
+    pub(crate) const AHEAD: u8 = 64;
+}
+
+/// What waits for the communication at a place: one more than a stream's number, and perhaps more.
+pub(super) mod via {
+    /// There is none.
+    pub(crate) const NOWHERE: u8 = 0;
+    /// Added: the slot's launches are counted.
+    pub(crate) const COUNTED: u8 = 128;
+    /// A launch of a group, and no stream.
+    pub(crate) const GROUP: u8 = 255;
+}
+
+/// Place of a launch among those of its slot.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Turn {
+    /// Its stream keeps the order.
+    Plain,
+    /// Its number, and whether it has waited for the one before by itself: no launch is before it, or it was on a stream of this.
+    Counted { number: u32, follows: bool },
 }
 
 /// Where a rank is in its program. Its times are elsewhere, in [`Tables::words`].
@@ -43,13 +66,25 @@ pub(super) struct RankState {
     pub(super) slots: u32,
     pub(super) streams: u8,
     pub(super) stall: u8,
-    /// Does its duration differ from its template's?
+    /// Does its program have groups?
+    pub(super) has_groups: bool,
+    /// Number of its durations that are not its template's, if any.
     pub(super) odd: u32,
+    /// Number of what it holds, if it may.
+    pub(super) ahead: u32,
     /// Markers passed.
     pub(super) begins: u32,
     pub(super) iterations: u32,
     pub(super) gaps: Reader,
     pub(super) durations: Reader,
+}
+
+impl RankState {
+    /// Word of an event.
+    #[inline]
+    pub(super) fn event(&self, event: u32) -> usize {
+        self.words as usize + usize::from(self.streams) + event as usize
+    }
 }
 
 /// A rank's communicator.
@@ -58,12 +93,15 @@ pub(super) struct Slot {
     /// The rank's place in the tables by member.
     pub(super) place: u32,
     pub(super) comm: u32,
-    /// Stream of the latest launch, or [`Slot::UNUSED`].
+    /// Stream of the latest launch, or one of the following.
     pub(super) last: u8,
 }
 
 impl Slot {
+    /// There was no launch.
     pub(super) const UNUSED: u8 = 255;
+    /// Launches are counted ([`super::turns`]).
+    pub(super) const COUNTED: u8 = 254;
 }
 
 /// A communicator and its open collective.
@@ -163,9 +201,6 @@ impl Tables {
         if most_total(&place, factor.max(1.0)) > MAX_TOTAL as f64 * 0.99 && total(&view, factor) > MAX_TOTAL.into() {
             return Err(Irregular);
         }
-        if !place.group.is_zero() {
-            return Err(Irregular);
-        }
         let own: Vec<(u32, SimTime)> = graph.rank_overrides(Rank(rank)).collect();
         let sum = own.iter().fold(0i64, |sum, (_, own)| sum.saturating_add(own.scaled(factor.max(1.0)).0));
         if sum > i64::MAX / 8 {
@@ -187,7 +222,9 @@ impl Tables {
             slots: first_slot as u32,
             streams: streams as u8,
             stall: stall::RUNNING,
+            has_groups: !place.group.is_zero(),
             odd,
+            ahead: NONE,
             begins: 0,
             iterations: 0,
             gaps: Reader::new(place.gap),
