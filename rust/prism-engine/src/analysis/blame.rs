@@ -182,8 +182,8 @@ impl JobTrace {
         };
         if launch.has_messages() {
             for (half, sequence) in &launch.halves {
-                let peer = self.peer(rank, comm, launch.slot, half.peer, half.is_send, *sequence);
-                take(self.arrival(peer.0, peer.1), peer.0);
+                let (other, number, _) = self.peer(rank, comm, launch.slot, (half.peer, half.is_send), *sequence);
+                take(self.arrival(other, number), other);
             }
         }
         if !launch.calls.is_empty() {

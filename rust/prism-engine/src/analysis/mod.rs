@@ -16,6 +16,7 @@ mod critical_path;
 mod diagnosis;
 mod excess;
 mod hang;
+mod messages;
 mod places;
 mod plan;
 mod sensitivity;

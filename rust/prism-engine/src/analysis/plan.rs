@@ -193,6 +193,11 @@ impl Launch {
         num_peers(&halves)
     }
 
+    /// Number of its last collective on the communicator, if it has any.
+    pub(crate) fn last_call(&self) -> u64 {
+        self.first_call + self.calls.len() as u64 - 1
+    }
+
     /// Index of the op that names the launch.
     pub(crate) fn op(&self) -> u32 {
         self.calls.first().map_or_else(|| self.halves[0].0.op, |call| call.op)
@@ -247,7 +252,7 @@ impl Writer {
                 self.on_stream(op.stream, number, NodeKind::Compute { class, duration }, None);
             }
             OpKind::Collective { slot, kind, dtype, reduce, root, count, .. } => {
-                let call = Call { op: number, kind, dtype, reduce, root, count, ops: 1 };
+                let call = Call { op: number, kind, dtype, reduce, root, count, ops: 1, continues: false };
                 self.launch_of(op.stream, slot, group, number).calls.push(call);
             }
             OpKind::PointToPoint { slot, is_send, dtype, peer, count, .. } => {

@@ -122,7 +122,8 @@ impl<'a> Backward<'a> {
             plan.edges(node).iter().for_each(|edge| self.pending[base + edge.from as usize] += 1);
         }
         for launch in &plan.launches {
-            let meetings = launch.halves.len() as u32 + u32::from(!launch.calls.is_empty());
+            // Messages come after the collectives.
+            let meetings = if launch.calls.is_empty() { launch.halves.len() as u32 } else { 1 };
             self.pending[base + launch.arrive as usize] += meetings;
         }
         let idle = (0..plan.nodes.len() as u32).filter(|node| self.pending[base + *node as usize] == 0);
@@ -210,19 +211,26 @@ impl<'a> Backward<'a> {
         let trace = self.trace;
         let members = trace.members(comm);
         let (from, to) = (members[source as usize], members[destination as usize]);
-        let launch_of = |rank: u32, slot, peer, is_send| {
-            let launch = trace.plan(rank).halves[&(slot, peer, is_send)][sequence as usize];
-            ((rank, launch), &trace.plan(rank).launches[launch as usize])
+        let side = |at: u32, rank: u32, other: u32, (peer, is_send): (u32, bool)| {
+            let slot = trace.slot(comm, at);
+            let (_, launch, place) = trace.peer(other, comm, trace.slot(comm, peer), (at, !is_send), sequence);
+            debug_assert_eq!(launch, trace.plan(rank).halves[&(slot, peer, is_send)][sequence as usize]);
+            (trace.side(rank, launch, place), place)
         };
-        let (sender, send) = launch_of(from, trace.slot(comm, source), destination, true);
-        let (receiver, receive) = launch_of(to, trace.slot(comm, destination), source, false);
-        let is_this =
-            |half: &&(crate::sim::Half, u64)| half.0.is_send && half.0.peer == destination && half.1 == sequence;
-        let bytes = send.halves.iter().find(is_this).expect("found by it").0.bytes();
+        let (sender, send) = side(source, from, to, (destination, true));
+        let (receiver, receive) = side(destination, to, from, (source, false));
+        let bytes = trace.plan(from).launches[sender.launch as usize].halves[send].0.bytes();
         let (sent, received) = trace.message(comm, [sender, receiver], bytes, (SimTime::ZERO, SimTime::ZERO));
         let latest = (limits[0] - sent).min(limits[1] - received);
-        self.lower(from, send.arrive, latest);
-        self.lower(to, receive.arrive, latest);
+        for (side, half, member) in [(sender, send, source), (receiver, receive, destination)] {
+            let latest = latest - trace.leads(side.rank, side.launch)[half];
+            let launch = &trace.plan(side.rank).launches[side.launch as usize];
+            if launch.calls.is_empty() {
+                self.lower(side.rank, launch.arrive, latest);
+            } else {
+                self.learn(Meeting::Call { comm, sequence: launch.last_call() }, member as usize, latest);
+            }
+        }
     }
 
     fn close_call(&mut self, comm: u32, sequence: u64, limits: &[SimTime]) {
@@ -234,6 +242,7 @@ impl<'a> Backward<'a> {
                 let arrive = trace.plan(place.rank).launches[place.launch as usize].arrive;
                 self.lower(place.rank, arrive, latest);
             } else {
+                let latest = latest + trace.launched(&place, comm, sequence);
                 self.learn(Meeting::Call { comm, sequence: sequence - 1 }, at, latest);
             }
         }
@@ -296,13 +305,14 @@ impl<'a> Backward<'a> {
     }
 }
 
-/// Members whose launch goes on with the next collective.
+/// What of a launch comes after a collective, over all members: the next collective, or messages.
 fn continued(trace: &JobTrace, comm: u32, sequence: u64) -> u32 {
-    if sequence + 1 >= trace.num_calls(comm) {
-        return 0;
-    }
-    let members = 0..trace.members(comm).len();
-    members.filter(|at| !trace.place(comm, sequence + 1, *at).is_first).count() as u32
+    let after = |at: usize| {
+        let place = trace.place(comm, sequence, at);
+        let launch = &trace.plan(place.rank).launches[place.launch as usize];
+        if launch.last_call() == sequence { launch.halves.len() as u32 } else { 1 }
+    };
+    (0..trace.members(comm).len()).map(after).sum()
 }
 
 impl Launch {

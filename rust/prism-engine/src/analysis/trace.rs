@@ -33,7 +33,7 @@ pub(crate) const NEVER: SimTime = SimTime(-(1 << 59));
 type Durations = Vec<(u32, SimTime)>;
 
 /// Times that several askers share.
-type Times = Rc<Vec<SimTime>>;
+pub(super) type Times = Rc<Vec<SimTime>>;
 
 /// A moment of one rank: a node of its plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -75,7 +75,9 @@ pub struct JobTrace {
     times: RefCell<BTreeMap<u32, Times>>,
     ends: RefCell<BTreeMap<(u32, u64), Times>>,
     /// Rules about links and message sizes, if there are any.
-    rules: Option<NetworkRules>,
+    pub(super) rules: Option<NetworkRules>,
+    /// Turns of the messages of ranks' launches.
+    pub(super) leads: RefCell<BTreeMap<(u32, u32), Times>>,
     shapes: RefCell<ShapePool>,
     /// Communicators under rules, by the rules in force.
     changed: RefCell<BTreeMap<(u32, u64), Arc<CommShape>>>,
@@ -126,6 +128,7 @@ impl JobTrace {
                 &Arc::new(options.perturb.clone()),
                 World::new(graph.world_size(), &options.profile),
             ),
+            leads: RefCell::default(),
             changed: RefCell::default(),
             report: simulation.report(),
             times: RefCell::default(),
@@ -195,12 +198,6 @@ impl JobTrace {
         self.graph.comm_members(CommId(comm))
     }
 
-    /// Collectives of a communicator.
-    pub(crate) fn num_calls(&self, comm: u32) -> u64 {
-        let Some(slot) = self.slots[comm as usize].first() else { return 0 };
-        self.plan(self.members(comm)[0]).calls.get(slot.index()).map_or(0, |calls| calls.len() as u64)
-    }
-
     /// Where member number `at` is at collective number `sequence`.
     pub(crate) fn place(&self, comm: u32, sequence: u64, at: usize) -> Place {
         let rank = self.members(comm)[at];
@@ -230,9 +227,25 @@ impl JobTrace {
             if place.is_first {
                 return self.arrival(place.rank, place.launch);
             }
-            before.get_or_insert_with(|| self.ends(comm, sequence - 1))[at]
+            before.get_or_insert_with(|| self.ends(comm, sequence - 1))[at] - self.launched(&place, comm, sequence)
         };
         places.enumerate().map(arrival).collect()
+    }
+
+    /// By how much earlier a collective that is not its launch's first begins for a member, whose kernel runs already.
+    pub(crate) fn launched(&self, place: &Place, comm: u32, sequence: u64) -> SimTime {
+        let launch = &self.plan(place.rank).launches[place.launch as usize];
+        let call = launch.calls[(sequence - launch.first_call) as usize];
+        if !call.continues {
+            return SimTime::ZERO;
+        }
+        let shape = self.layout(comm);
+        collective::launch_time(&shape, &self.call(comm, sequence).1, &mut self.scratch.borrow_mut())
+    }
+
+    /// A communicator's place on the cluster.
+    pub(super) fn layout(&self, comm: u32) -> Arc<CommShape> {
+        self.shapes.borrow_mut().shape(self.members(comm))
     }
 
     /// When every member got out of a collective.
@@ -253,7 +266,11 @@ impl JobTrace {
             number += 1;
             for (at, arrival) in arrivals.iter_mut().enumerate() {
                 let place = self.place(comm, number, at);
-                *arrival = if place.is_first { self.arrival(place.rank, place.launch) } else { ends[at] };
+                *arrival = if place.is_first {
+                    self.arrival(place.rank, place.launch)
+                } else {
+                    ends[at] - self.launched(&place, comm, number)
+                };
             }
             ends = ends_of(number, &arrivals);
         }
@@ -301,51 +318,20 @@ impl JobTrace {
         ends
     }
 
-    /// Ends of the two halves of a message between ranks of a communicator if they come to it at `times`; the links are as
-    /// they were when the launches of its halves (sending and receiving rank with its launch) really came to it.
-    pub(crate) fn message(
-        &self,
-        comm: u32,
-        [from, to]: [(u32, u32); 2],
-        bytes: u64,
-        times: (SimTime, SimTime),
-    ) -> (SimTime, SimTime) {
-        let Some(rules) = &self.rules else {
-            return collective::message(&self.profile, from.0, to.0, bytes, times.0, times.1);
-        };
-        let launch = |(rank, launch): (u32, u32)| &self.plan(rank).launches[launch as usize];
-        let when = When {
-            iteration: launch(from).iteration.max(launch(to).iteration),
-            time: self.arrival(from.0, from.1).max(self.arrival(to.0, to.1)),
-        };
-        let (pair, members) = ((from.0, to.0), self.members(comm).len());
-        let (bytes, change) = rules.on_message(pair, members, launch(from).num_peers(), bytes, when);
-        collective::message_over(&self.profile, pair, bytes, times, change)
-    }
-
     /// What a rank's launch ended for. An error if no arrival explains the end.
     pub(crate) fn holder(&self, rank: u32, number: u32) -> Result<Holder, SimError> {
         let launch = &self.plan(rank).launches[number as usize];
         let comm = self.comm_of(rank, launch);
         let span = self.launches(rank)[launch.traced];
-        for (half, sequence) in &launch.halves {
-            let peer = self.peer(rank, comm, launch.slot, half.peer, half.is_send, *sequence);
-            let (mine, theirs) = (span.arrival, self.arrival(peer.0, peer.1));
-            let own = (rank, number);
-            let (halves, times) =
-                if half.is_send { ([own, peer], (mine, theirs)) } else { ([peer, own], (theirs, mine)) };
-            let ends = self.message(comm, halves, half.bytes(), times);
-            if (if half.is_send { ends.0 } else { ends.1 }) != span.end {
-                continue;
-            }
-            let (holder, launch, time) = if theirs > mine { (peer.0, peer.1, theirs) } else { (rank, number, mine) };
-            return Ok(Holder { arrival: self.arrive(holder, launch), time, comm, is_message: true });
-        }
-        if !launch.calls.is_empty() {
-            let last = launch.first_call + launch.calls.len() as u64 - 1;
-            if let Some(holder) = self.call_holder(comm, last, rank, span.end) {
+        for at in 0..launch.halves.len() {
+            if let Some(holder) = self.message_holder(comm, (rank, number), at, span.end) {
                 return Ok(holder);
             }
+        }
+        if !launch.calls.is_empty()
+            && let Some(holder) = self.call_holder(comm, launch.last_call(), rank, span.end)
+        {
+            return Ok(holder);
         }
         Err(SimError::Unavailable {
             what: format!(
@@ -355,32 +341,13 @@ impl JobTrace {
         })
     }
 
-    fn arrive(&self, rank: u32, launch: u32) -> Moment {
+    pub(super) fn arrive(&self, rank: u32, launch: u32) -> Moment {
         Moment { rank, node: self.plan(rank).launches[launch as usize].arrive }
-    }
-
-    /// The other half of a message: its rank and launch.
-    pub(crate) fn peer(
-        &self,
-        rank: u32,
-        comm: u32,
-        slot: SlotId,
-        peer: u32,
-        is_send: bool,
-        sequence: u64,
-    ) -> (u32, u32) {
-        let members = self.members(comm);
-        let other = members[peer as usize];
-        let mine =
-            self.slots[comm as usize].iter().zip(members).position(|(own, member)| *member == rank && *own == slot);
-        let mine = mine.expect("a rank is a member of its communicators") as u32;
-        let their_slot = self.slots[comm as usize][peer as usize];
-        (other, self.plan(other).halves[&(their_slot, mine, !is_send)][sequence as usize])
     }
 
     /// The arrival that made a rank leave a collective at `end`; through earlier collectives of the same launch to the
     /// arrival at the launch.
-    fn call_holder(&self, comm: u32, mut sequence: u64, rank: u32, mut end: SimTime) -> Option<Holder> {
+    pub(super) fn call_holder(&self, comm: u32, mut sequence: u64, rank: u32, mut end: SimTime) -> Option<Holder> {
         let mut at = self.members(comm).iter().position(|member| *member == rank)?;
         loop {
             let arrivals = self.arrivals(comm, sequence);
@@ -390,7 +357,7 @@ impl JobTrace {
                 let arrival = self.arrive(place.rank, place.launch);
                 return Some(Holder { arrival, time: arrivals[at], comm, is_message: false });
             }
-            (sequence, end) = (sequence - 1, arrivals[at]);
+            (sequence, end) = (sequence - 1, arrivals[at] + self.launched(&place, comm, sequence));
         }
     }
 

@@ -33,6 +33,7 @@ pub mod ring;
 pub mod shape;
 pub mod tree;
 pub mod tuning;
+pub mod turns;
 pub mod vectors;
 
 mod batch;
@@ -44,7 +45,7 @@ mod window;
 
 pub(crate) use batch::{RingWalk, batch_completion, common_duration, least_time};
 pub use p2p::{message, message_over};
-pub use plan::{Algorithm, Choice, CollectiveCall, Scratch, choice, completion, uniform_cost};
+pub use plan::{Algorithm, Choice, CollectiveCall, Scratch, choice, completion, launch_time, uniform_cost};
 pub(crate) use plan::{quick_completion, ring_messages, way_of};
 pub use prism_wire::message::CollectiveKind;
 pub use protocol::Protocol;

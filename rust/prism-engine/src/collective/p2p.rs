@@ -124,10 +124,10 @@ pub(crate) fn all_to_all_duration(shape: &CommShape, bytes_each: u64) -> SimTime
 
 /// Peers of a batch of messages, which one channel has under way at a time. Source: `NCCL_MAX_DEV_WORK_P2P_PER_BATCH` in
 /// `src/include/device.h`.
-const BATCH: usize = 8;
+pub(super) const BATCH: usize = 8;
 /// Channels for messages, and those that a message over the network is spread over. Source:
 /// `ncclTopoComputeP2pChannels` in `src/graph/paths.cc`; as in published logs of eight-GPU nodes.
-const CHANNELS: usize = 32;
+pub(super) const CHANNELS: usize = 32;
 const CHANNELS_PER_PEER: usize = 2;
 
 /// Times that the channels of NCCL go through batches of peers over the network, one after the other: each time the latency of
@@ -135,15 +135,20 @@ const CHANNELS_PER_PEER: usize = 2;
 pub(crate) fn waves(node_sizes: &[u32]) -> u64 {
     let ranks: usize = node_sizes.iter().map(|size| *size as usize).sum();
     let batches = ranks.div_ceil(schedule_group(node_sizes).min(BATCH));
+    (batches * channels_per_peer(ranks)).div_ceil(CHANNELS) as u64
+}
+
+/// Channels that a message over the network is spread over on a communicator of so many ranks.
+pub(super) fn channels_per_peer(ranks: usize) -> usize {
     let mut per_peer = CHANNELS_PER_PEER;
     while per_peer * ranks.div_ceil(BATCH) > CHANNELS && per_peer > 1 {
         per_peer /= 2;
     }
-    (batches * per_peer).div_ceil(CHANNELS) as u64
+    per_peer
 }
 
 /// Neighbouring ranks that take turns together: eight, or what divides every node.
-fn schedule_group(node_sizes: &[u32]) -> usize {
+pub(super) fn schedule_group(node_sizes: &[u32]) -> usize {
     let start = if node_sizes.len() > 1 { BATCH as u32 } else { node_sizes.first().copied().unwrap_or(1) };
     let divide = |group: u32, size: &u32| if size.is_multiple_of(group) { group } else { gcd(group, *size) };
     node_sizes.iter().fold(start.max(1), divide).max(1) as usize

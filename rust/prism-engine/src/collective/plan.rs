@@ -225,6 +225,15 @@ pub fn uniform_cost(shape: &CommShape, call: &CollectiveCall) -> SimTime {
     decide(shape, call, &mut Work::default()).last
 }
 
+/// Time from a rank's coming to a call until it takes part: the kernel's launch, whose length goes by protocol. None if the call
+/// moves nothing. Of the collectives of one launch only the first waits for it ([`crate::collective::turns`]).
+pub fn launch_time(shape: &CommShape, call: &CollectiveCall, scratch: &mut Scratch) -> SimTime {
+    if call.bytes == 0 || shape.is_empty() {
+        return SimTime::ZERO;
+    }
+    shape.protocols[scratch.outcome(shape, call).way.protocol].launch
+}
+
 /// How `call` is carried out, as the profile's `network.tuning` says: as NCCL chooses, or the way that ends first when nobody is
 /// late (ties go to the ring and to Simple). Where NCCL's settings forbid every way, [`CommShape::refusal`] tells why, the
 /// call never ends, and this tells of a ring.

@@ -4,6 +4,7 @@ use super::changes::Changes;
 use super::channels::Tuned;
 use super::dtree;
 use super::protocol::{Hop, ProtocolCosts};
+use super::turns::Rounds;
 use crate::cost::comm::{Link, node_of};
 use crate::profile::Profile;
 use std::collections::BTreeMap;
@@ -43,6 +44,8 @@ pub struct CommShape {
     pub(crate) node_sizes: Vec<u32>,
     /// Index into `node_sizes` by group rank.
     pub(crate) node: Vec<u32>,
+    /// In which round of NCCL's schedule two members exchange messages.
+    pub(crate) rounds: Rounds,
     /// One GPU's way to the other GPUs of its node.
     pub(crate) nvlink: Link,
     /// One network card.
@@ -85,6 +88,7 @@ impl CommShape {
             ring_class,
             trees,
             tuned: Tuned::new(profile, &node_sizes).map(Arc::new),
+            rounds: Rounds::new(&node_sizes),
             node_sizes,
             node,
             nvlink: Link::nvlink(profile),

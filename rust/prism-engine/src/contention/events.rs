@@ -5,7 +5,7 @@ use super::network::{Carrier, Event as Traffic, Network};
 use super::overlap::{Overlap, Running};
 use super::queue::{Event, Queue};
 use super::{Contention, Evaluation, stuck};
-use crate::lower::{Job, NO_NODE, Work};
+use crate::lower::{Enter, Job, NO_NODE, Work};
 use crate::sim::SimError;
 use crate::units::SimTime;
 
@@ -156,12 +156,12 @@ impl<'a> Engine<'a> {
         if enter == NO_NODE {
             return;
         }
-        let launch = self.job.pattern(self.job.enters[enter as usize].0).launch.as_ps();
+        let launch = self.job.enters[enter as usize].launch.as_ps();
         self.queue.push(self.now + launch, Event::Member(enter));
     }
 
     fn take_part(&mut self, enter: u32) {
-        let (number, member) = self.job.enters[enter as usize];
+        let Enter { instance: number, member, .. } = self.job.enters[enter as usize];
         let pattern = self.job.pattern(number);
         let live = self.live.enter(number, pattern);
         live.enter(pattern, member, &mut self.lanes, &mut self.out);

@@ -1,7 +1,7 @@
 //! Without contention: every message of every collective, step by step, but in no order of time.
 
 use super::{Evaluation, stuck};
-use crate::lower::{Job, NO_NODE, Pattern, Work};
+use crate::lower::{Enter, Job, NO_NODE, Pattern, Work};
 use crate::sim::SimError;
 use crate::units::SimTime;
 
@@ -77,10 +77,10 @@ impl<'a> Steps<'a> {
     }
 
     fn enter(&mut self, enter: u32, time: SimTime) {
-        let (number, member) = self.job.enters[enter as usize];
+        let Enter { instance: number, member, launch } = self.job.enters[enter as usize];
         let instance = &self.job.instances[number as usize];
         let pattern = &self.job.patterns[instance.pattern as usize];
-        self.entered[(instance.exits + member) as usize] = time + pattern.launch;
+        self.entered[(instance.exits + member) as usize] = time + launch;
         self.num_entered[number as usize] += 1;
         if self.num_entered[number as usize] < pattern.size {
             return;

@@ -7,14 +7,14 @@
 use super::pattern::{Message, pattern};
 use super::ports::wire_between;
 use super::survey::count_messages;
-use super::{Comm, HOST, Instance, Job, LowerOptions, Marks, NO_NODE, Nodes, PortMap, Transfer, Wire, Work};
-use crate::collective::{CollectiveCall, ShapePool};
+use super::{Comm, Enter, HOST, Instance, Job, LowerOptions, Marks, NO_NODE, Nodes, PortMap, Transfer, Wire, Work};
+use crate::collective::{CollectiveCall, ShapePool, turns};
 use crate::contention::FULL;
 use crate::cost::comm::{Link, nanoseconds, transfer_time};
 use crate::graph::Graph;
 use crate::graph::op::{Op, OpKind};
 use crate::ids::{CommId, EventId, Rank, SlotId, StreamId};
-use crate::sim::{Call, Half, SimError, fuse};
+use crate::sim::{Call, Half, SimError, fuse, starts_after};
 use crate::units::SimTime;
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, VecDeque};
@@ -58,11 +58,11 @@ fn chosen_ranks(graph: &Graph, options: &LowerOptions) -> Result<Vec<u32>, SimEr
     Ok((0..world).filter(|rank| has_rank[*rank as usize]).collect())
 }
 
-/// Half of a message that waits for the other: the begin and the end of its launch.
+/// Half of a message that waits for the other: the node that posts it, and the end of its launch.
 #[derive(Clone, Copy)]
 struct Waiting {
     is_send: bool,
-    begin: u32,
+    post: u32,
     end: u32,
 }
 
@@ -169,7 +169,7 @@ impl<'a> Builder<'a> {
                 self.on_stream(walk, op.stream, Work::Compute(class, provenance), duration, None);
             }
             OpKind::Collective { slot, kind, dtype, reduce, root, count, group } => {
-                let call = Call { op: 0, kind, dtype, reduce, root, count, ops: 1 };
+                let call = Call { op: 0, kind, dtype, reduce, root, count, ops: 1, continues: false };
                 walk.posted(op.stream, slot, group).calls.push(call);
                 self.close_if_alone(walk, group);
             }
@@ -283,7 +283,8 @@ impl<'a> Builder<'a> {
             walk.slots[slot].0 += 1;
             let Some(instance) = instance else { continue };
             let enter = self.job.enters.len() as u32;
-            self.job.enters.push((instance, member));
+            let launch = if call.continues { SimTime::ZERO } else { self.job.pattern(instance).launch };
+            self.job.enters.push(Enter { instance, member, launch });
             if let Some((instance, member)) = exit {
                 let node = self.job.nodes.push(walk.rank, first, Work::Enter { enter }, SimTime::ZERO, []);
                 self.set_exit(instance, member, node);
@@ -292,15 +293,50 @@ impl<'a> Builder<'a> {
             }
             exit = Some((instance, member));
         }
-        let end = self.job.nodes.push(walk.rank, first, Work::End, SimTime::ZERO, [begin]);
+        // Messages after them.
+        let mut start = begin;
+        if let (Some((instance, member)), false) = (exit, posted.halves.is_empty()) {
+            start = self.job.nodes.push(walk.rank, first, Work::Join, SimTime::ZERO, []);
+            self.set_exit(instance, member, start);
+        }
+        let is_launched = starts_after(&posted.calls, SimTime(1)) > SimTime::ZERO;
+        let posts = self.posts((walk.rank, first), (comm, member), &posted.halves, (start, is_launched));
+        let before = [begin].into_iter().chain((start != begin).then_some(start));
+        let end = self.job.nodes.push(walk.rank, first, Work::End, SimTime::ZERO, before);
         walk.slots[slot].1 = Some(end);
-        if let Some((instance, member)) = exit {
+        if let (Some((instance, member)), true) = (exit, posted.halves.is_empty()) {
             self.set_exit(instance, member, end);
         }
-        for half in &posted.halves {
-            self.half(comm, member, half, Waiting { is_send: half.is_send, begin, end });
+        for (half, post) in posted.halves.iter().zip(posts) {
+            self.half(comm, member, half, Waiting { is_send: half.is_send, post, end });
         }
         end
+    }
+
+    /// The nodes that post a launch's messages, each when it has its turn: one for all that have it at once.
+    fn posts(
+        &mut self,
+        (rank, lane): (u32, u16),
+        (comm, member): (u32, u32),
+        halves: &[Half],
+        (start, is_launched): (u32, bool),
+    ) -> Vec<u32> {
+        let profile = &self.options.profile;
+        let launch = if is_launched { SimTime::ZERO } else { nanoseconds(profile.network.collective_launch_ns) };
+        let mut leads = vec![SimTime::ZERO; halves.len()];
+        if turns::has_turns(halves.iter().map(|half| half.is_send)) {
+            let Comm { members, shape } = &self.job.comms[comm as usize];
+            let message = |half: &Half| {
+                let occupancy = Link::between(profile, rank, members[half.peer as usize]).occupancy(half.bytes());
+                turns::Message { peer: half.peer, is_send: half.is_send, occupancy }
+            };
+            leads = turns::turns(shape, member, &halves.iter().map(message).collect::<Vec<_>>()).leads;
+        }
+        let mut known: BTreeMap<SimTime, u32> = BTreeMap::new();
+        let nodes = &mut self.job.nodes;
+        let mut post =
+            |lead| *known.entry(lead).or_insert_with(|| nodes.push(rank, lane, Work::Join, launch + lead, [start]));
+        leads.into_iter().map(&mut post).collect()
     }
 
     fn set_exit(&mut self, instance: u32, member: u32, node: u32) {
@@ -367,28 +403,27 @@ impl<'a> Builder<'a> {
         let (send, receive) = if half.is_send { (mine, other) } else { (other, mine) };
         let members = &self.job.comms[comm as usize].members;
         let ranks = (members[from as usize], members[to as usize]);
-        let (message, launch) = self.message(ranks, half.bytes());
+        let (message, copy) = self.message(ranks, half.bytes());
         let transfer = self.job.transfers.len() as u32;
         self.job.transfers.push(Transfer { message, ranks, ends: (send.end, receive.end) });
-        self.job.nodes.push(ranks.0, HOST, Work::Transfer(transfer), launch, [send.begin, receive.begin]);
+        self.job.nodes.push(ranks.0, HOST, Work::Transfer(transfer), copy, [send.post, receive.post]);
         for end in [send.end, receive.end] {
             self.job.nodes.outside[end as usize] += 1;
         }
     }
 
-    /// A message between two ranks, and how long after both halves it leaves.
+    /// A message between two ranks, and how long after both halves are posted it leaves.
     fn message(&self, (from, to): (u32, u32), bytes: u64) -> (Message, SimTime) {
         let profile = &self.options.profile;
-        let launch = nanoseconds(profile.network.collective_launch_ns);
         if from == to {
             // A copy inside the device: it reads and writes every byte, and nothing travels.
             let copy = transfer_time(bytes.saturating_mul(2), profile.device.memory_bytes_per_s);
             let (occupancy, latency, wire) = (SimTime::ZERO, SimTime::ZERO, Wire::NvLink);
-            return (Message { bytes, occupancy, latency, wire, share: FULL }, launch + copy);
+            return (Message { bytes, occupancy, latency, wire, share: FULL }, copy);
         }
         let link = Link::between(profile, from, to);
         let wire = wire_between(profile, from, to);
-        (Message { bytes, occupancy: link.occupancy(bytes), latency: link.latency, wire, share: FULL }, launch)
+        (Message { bytes, occupancy: link.occupancy(bytes), latency: link.latency, wire, share: FULL }, SimTime::ZERO)
     }
 }
 

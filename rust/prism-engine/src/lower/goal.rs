@@ -13,7 +13,7 @@
 //! occupies the CPU lane of its *sender's* choice on both sides (as in LogGOPSim), so ranks that send to each other have
 //! different ones as far as lanes go: nobody's sends wait for what comes in. All messages have NIC lane 0.
 
-use super::{HOST, Job, Transfer, Work};
+use super::{Enter, HOST, Job, Transfer, Work};
 use crate::ids::Rank;
 use crate::messages::{Lanes, MessageError, MessageProgram, MessageProgramBuilder, OpIndex};
 use crate::units::SimTime;
@@ -68,7 +68,7 @@ struct Writer<'a> {
     /// Tag of the first lane of each instance, and of the first message between ranks.
     tags: Vec<u32>,
     transfer_tag: u32,
-    /// By begin: messages between ranks, with their nodes.
+    /// By the node that posts them: messages between ranks, with their nodes.
     transfers: BTreeMap<u32, Vec<(u32, u32)>>,
     received: BTreeMap<u32, Received>,
     host_lane: u8,
@@ -94,8 +94,8 @@ impl<'a> Writer<'a> {
         let mut transfers: BTreeMap<u32, Vec<(u32, u32)>> = BTreeMap::new();
         for (node, work) in job.nodes.work.iter().enumerate() {
             if let Work::Transfer(transfer) = work {
-                for begin in job.nodes.before(node as u32) {
-                    let own = transfers.entry(*begin).or_default();
+                for post in job.nodes.before(node as u32) {
+                    let own = transfers.entry(*post).or_default();
                     // A rank that sends to itself in one launch has both halves in it.
                     if own.last() != Some(&(*transfer, node as u32)) {
                         own.push((*transfer, node as u32));
@@ -154,12 +154,16 @@ impl<'a> Writer<'a> {
         let delay = self.job.nodes.delay[at];
         match self.job.nodes.work[at] {
             Work::Transfer(_) | Work::Compute(..) => Ok(vec![self.calc(node, delay, &before)?]),
-            Work::Join if delay > SimTime::ZERO => Ok(vec![self.calc(node, delay, &before)?]),
-            Work::Join => self.few(node, before),
+            Work::Join => {
+                before.extend(others);
+                let is_late = delay > SimTime::ZERO;
+                let behind = if is_late { vec![self.calc(node, delay, &before)?] } else { self.few(node, before)? };
+                self.messages(node, &behind)?;
+                Ok(behind)
+            }
             Work::Begin { enter } => {
                 let before = self.few(node, before)?;
                 self.collective(node, enter, &before)?;
-                self.messages(node, &before)?;
                 Ok(before)
             }
             Work::Enter { enter } => {
@@ -182,38 +186,28 @@ impl<'a> Writer<'a> {
         Ok(op)
     }
 
-    /// Messages between ranks of a launch that begins after `before`.
-    fn messages(&mut self, begin: u32, before: &[OpIndex]) -> Result<(), MessageError> {
-        let rank = self.job.nodes.rank[begin as usize];
-        let mut launched: BTreeMap<SimTime, OpIndex> = BTreeMap::new();
-        for (number, node) in self.transfers.remove(&begin).unwrap_or_default() {
+    /// Messages between ranks that are posted by a node, after `before`.
+    fn messages(&mut self, post: u32, before: &[OpIndex]) -> Result<(), MessageError> {
+        let rank = self.job.nodes.rank[post as usize];
+        for (number, node) in self.transfers.remove(&post).unwrap_or_default() {
             let Transfer { message, ranks, ends } = self.job.transfers[number as usize];
             let delay = self.job.nodes.delay[node as usize];
             if ranks.0 == ranks.1 {
-                if self.job.nodes.before(node).iter().any(|half| *half != begin) {
+                if self.job.nodes.before(node).iter().any(|half| *half != post) {
                     let text = "the rank sends to itself, but sends and receives in two launches: a message program cannot say that";
                     return Err(MessageError::invalid(rank, None, text));
                 }
-                let op = self.calc(begin, delay, before)?;
+                let op = self.calc(post, delay, before)?;
                 self.others.entry(ends.0).or_default().push(op);
                 continue;
             }
-            let start = match launched.get(&delay) {
-                _ if delay == SimTime::ZERO => before.to_vec(),
-                Some(op) => vec![*op],
-                None => {
-                    let op = self.calc(begin, delay, before)?;
-                    launched.insert(delay, op);
-                    vec![op]
-                }
-            };
             let tag = self.transfer_tag + number;
             let is_send = ranks.0 == rank;
             let op = self.half((ranks, is_send), message.bytes, tag)?;
             if self.options.rendezvous {
                 self.builder.set_rendezvous(op)?;
             }
-            start.iter().try_for_each(|before| self.builder.requires(op, *before))?;
+            before.iter().try_for_each(|before| self.builder.requires(op, *before))?;
             self.others.entry(if is_send { ends.0 } else { ends.1 }).or_default().push(op);
         }
         Ok(())
@@ -230,13 +224,9 @@ impl<'a> Writer<'a> {
 
     /// A member's part of a collective that it enters after `before`.
     fn collective(&mut self, node: u32, enter: u32, before: &[OpIndex]) -> Result<(), MessageError> {
-        let Some(&(instance, member)) = self.job.enters.get(enter as usize) else { return Ok(()) };
+        let Some(&Enter { instance, member, launch }) = self.job.enters.get(enter as usize) else { return Ok(()) };
         let pattern = self.job.pattern(instance);
-        let start = if pattern.launch > SimTime::ZERO {
-            vec![self.calc(node, pattern.launch, before)?]
-        } else {
-            before.to_vec()
-        };
+        let start = if launch > SimTime::ZERO { vec![self.calc(node, launch, before)?] } else { before.to_vec() };
         let ends = if pattern.is_listed() {
             self.pairs(instance, member, &start)?
         } else {

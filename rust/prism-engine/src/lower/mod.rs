@@ -96,7 +96,7 @@ pub(crate) enum Work {
     Enter { enter: u32 },
     /// A launch ends on the rank. Its first predecessor is its begin.
     End,
-    /// A message between two ranks leaves `delay` after both halves are there.
+    /// A message between two ranks leaves `delay` after both halves are posted. They are by [`Work::Join`]s.
     Transfer(u32),
 }
 
@@ -108,6 +108,16 @@ pub(crate) struct Transfer {
     pub(crate) ranks: (u32, u32),
     /// The nodes that wait for the message to leave, and to arrive.
     pub(crate) ends: (u32, u32),
+}
+
+/// A member comes to a collective.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Enter {
+    pub(crate) instance: u32,
+    /// Its group rank.
+    pub(crate) member: u32,
+    /// Time until it takes part.
+    pub(crate) launch: SimTime,
 }
 
 /// A collective of one communicator.
@@ -217,8 +227,7 @@ pub struct Job {
     pub(crate) comms: Vec<Comm>,
     pub(crate) instances: Vec<Instance>,
     pub(crate) exits: Vec<u32>,
-    /// Instance and group rank of each entering of a collective.
-    pub(crate) enters: Vec<(u32, u32)>,
+    pub(crate) enters: Vec<Enter>,
     pub(crate) transfers: Vec<Transfer>,
     pub(crate) ports: PortMap,
     pub(crate) messages: u64,

@@ -82,13 +82,14 @@ impl Share {
             // An issue time of its own, and what it is.
             share.nodes += match op.kind {
                 OpKind::Alloc { .. } | OpKind::Free { .. } => 0,
-                OpKind::Collective { .. } | OpKind::PointToPoint { .. } => 3,
+                OpKind::Collective { .. } => 3,
+                OpKind::PointToPoint { .. } => 4,
                 _ => 2,
             };
             match op.kind {
                 OpKind::PointToPoint { is_send: true, .. } => share.sends += 1,
                 OpKind::Collective { slot, kind, dtype, reduce, root, count, .. } => {
-                    let call = Call { op: 0, kind, dtype, reduce, root, count, ops: 1 };
+                    let call = Call { op: 0, kind, dtype, reduce, root, count, ops: 1, continues: false };
                     open.1.entry(slot).or_default().push(call);
                 }
                 _ => {}

@@ -105,7 +105,8 @@ fn takes_too_long(graph: &Graph, options: &ReplayOptions, rank: Rank, op: &Op) -
     match op.kind {
         OpKind::Collective { slot, kind, dtype, reduce, root, count, .. } => {
             let members = members(slot);
-            let bytes = Call { op: 0, kind, dtype, reduce, root, count, ops: 1 }.buffer_bytes(members.len() as u64);
+            let call = Call { op: 0, kind, dtype, reduce, root, count, ops: 1, continues: false };
+            let bytes = call.buffer_bytes(members.len() as u64);
             let call = CollectiveCall { kind, bytes, root, ops: 1 };
             uniform_cost(&CommShape::new(members, &options.profile), &call) > MAX_CALL
         }

@@ -65,7 +65,7 @@ pub use live::{Answer, Question};
 pub(crate) use report::Summary;
 pub use report::{CommUse, DeviceTime, RankReport, SimReport};
 pub use signature::Signature;
-pub(crate) use signature::{Call, Half, fuse};
+pub(crate) use signature::{Call, Half, fuse, starts_after};
 pub use trace::{LaunchSpan, Span};
 
 use crate::graph::Graph;

@@ -9,6 +9,7 @@
 use super::error::SimError;
 use super::perturbed::Origin;
 use super::signature::{Call, Half, fuse};
+use crate::collective::turns;
 use crate::graph::op::{ComputeClass, Op, OpKind, Provenance};
 use crate::ids::{EventId, NameId, SlotId, StreamId};
 use crate::perturb::NameMask;
@@ -99,7 +100,7 @@ pub(super) struct Group {
 }
 
 /// The part of a group on one communicator: what NCCL launches as one kernel. It starts when all its streams have come to it
-/// and the communicator's previous launch has ended; messages are concurrent, collectives follow each other.
+/// and the communicator's previous launch has ended; collectives follow each other, and messages them ([`turns`]).
 #[derive(Debug)]
 pub(super) struct Launch {
     pub(super) slot: SlotId,
@@ -110,6 +111,8 @@ pub(super) struct Launch {
     pub(super) follows: bool,
     pub(super) calls: Vec<Call>,
     pub(super) halves: Vec<Half>,
+    /// More than one message goes the same way.
+    pub(super) has_turns: bool,
     /// For perturbations.
     pub(super) origin: Origin,
 }
@@ -308,7 +311,7 @@ impl Program {
                 self.issue(op.stream, number, Action::Compute { duration, class, provenance, iteration, names });
             }
             OpKind::Collective { slot, kind, dtype, reduce, root, count, group } => {
-                let call = Call { op: number, kind, dtype, reduce, root, count, ops: 1 };
+                let call = Call { op: number, kind, dtype, reduce, root, count, ops: 1, continues: false };
                 self.launch_of(op.stream, slot, group, number).calls.push(call);
                 self.close_if_alone(group);
             }
@@ -371,6 +374,7 @@ impl Program {
         let Some(OpenGroup { op, mut group, .. }) = self.open.take() else { return };
         for launch in &mut group.launches {
             launch.calls = fuse(&launch.calls);
+            launch.has_turns = turns::has_turns(launch.halves.iter().map(|half| half.is_send));
             launch.origin = Origin { iteration: self.num_iterations, num_peers: num_peers(&launch.halves) };
             let last = &mut self.last_streams[launch.slot.index()];
             launch.follows = launch.turn == 0 || launch.streams.iter().any(|stream| last.contains(stream));
@@ -418,8 +422,8 @@ impl Program {
             let turn = self.turns[slot.index()];
             self.turns[slot.index()] += 1;
             let (streams, calls, halves) = (Vec::new(), Vec::new(), Vec::new());
-            let (follows, origin) = (false, Origin::default());
-            open.launches.push(Launch { slot, turn, streams, follows, calls, halves, origin });
+            let (follows, has_turns, origin) = (false, false, Origin::default());
+            open.launches.push(Launch { slot, turn, streams, follows, calls, halves, has_turns, origin });
             open.launches.len() - 1
         });
         let launch = &mut open.launches[index];

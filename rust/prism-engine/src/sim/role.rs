@@ -109,6 +109,8 @@ pub(super) struct LaunchState {
     pub(super) num_collected: usize,
     /// Ports whose collective is not complete.
     pub(super) calls_pending: u32,
+    /// There are messages, not posted so far.
+    pub(super) has_messages_to_come: bool,
     /// Messages not complete, in all and by strip (by port while the slot is not wired; empty without messages).
     pub(super) messages_pending: u32,
     pub(super) messages: Vec<u32>,
@@ -250,10 +252,10 @@ impl Role {
         let slot = &self.slots[slot];
         let Some((group, launch)) = slot.active else { return vec![false; slot.wiring.num_ports as usize] };
         let state = &self.groups[&group].launches[launch as usize];
-        let has_more_calls = state.num_posted < state.num_calls;
+        let has_more = state.num_posted < state.num_calls || state.has_messages_to_come;
         let is_ready = |(number, strip): (usize, &Strip)| {
             let is_complete = state.calls_pending == 0 || network.batches[strip.batch as usize].completed >= slot.calls;
-            is_complete && (has_more_calls || state.messages.get(number).is_none_or(|left| *left == 0))
+            is_complete && (has_more || state.messages.get(number).is_none_or(|left| *left == 0))
         };
         let ready: Vec<bool> = slot.wiring.strips.iter().enumerate().map(is_ready).collect();
         slot.wiring.spread(&ready)
@@ -444,6 +446,7 @@ impl LaunchState {
             num_calls: self.num_calls,
             num_collected: self.num_collected,
             calls_pending: self.calls_pending,
+            has_messages_to_come: self.has_messages_to_come,
             messages_pending: self.messages_pending,
             messages: part(&mut self.messages, moved_ports),
             is_one_message: self.is_one_message,

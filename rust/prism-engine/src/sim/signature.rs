@@ -2,6 +2,7 @@
 
 use crate::collective::fusion::{self, Groupable};
 use crate::graph::op::{CollectiveKind, DataType, ReduceOp};
+use crate::units::SimTime;
 use serde::Serialize;
 use std::fmt;
 
@@ -39,6 +40,8 @@ pub(crate) struct Call {
     pub(crate) count: u64,
     /// Collectives of one group that NCCL fuses into this one.
     pub(crate) ops: u32,
+    /// An earlier collective of the launch has moved bytes: its kernel runs already.
+    pub(crate) continues: bool,
 }
 
 /// The collectives of one launch as NCCL runs them, see [`fusion`].
@@ -53,13 +56,26 @@ pub(crate) fn fuse(calls: &[Call]) -> Vec<Call> {
     if calls.len() < 2 {
         return calls.to_vec();
     }
-    fusion::fuse(&calls.iter().map(groupable).collect::<Vec<_>>()).into_iter().map(calls_of).collect()
+    let mut is_running = false;
+    let batches = fusion::fuse(&calls.iter().map(groupable).collect::<Vec<_>>());
+    let calls = batches.into_iter().map(calls_of).map(|call| {
+        let continues = is_running;
+        is_running |= call.count > 0;
+        Call { continues, ..call }
+    });
+    calls.collect()
+}
+
+/// What the messages of a launch start after: the time by which its kernel runs already when they do, if collectives came first.
+pub(crate) fn starts_after(calls: &[Call], launch: SimTime) -> SimTime {
+    if calls.iter().any(|call| call.count > 0) { launch } else { SimTime::ZERO }
 }
 
 impl Call {
-    /// Would the two calls match? Where they stand in their programs does not matter.
+    /// Would the two calls match? Where they stand in their programs and launches does not matter.
     pub(crate) fn matches(&self, other: &Self) -> bool {
-        Self { op: 0, ..*self } == Self { op: 0, ..*other }
+        let bare = |call: &Self| Self { op: 0, continues: false, ..*call };
+        bare(self) == bare(other)
     }
 
     pub(crate) fn bytes(&self) -> u64 {

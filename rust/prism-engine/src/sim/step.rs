@@ -6,7 +6,7 @@ use super::perturbed::{PerturbedOp, Perturber};
 use super::ports::Lanes;
 use super::program::{Action, Item, Launch, Program, QUESTION, SyncTarget};
 use super::role::{GroupState, LaunchState, Record, Role, Slot};
-use super::signature::Half;
+use super::signature::{Half, starts_after};
 use super::speeds::Durations;
 use super::trace::Tracer;
 use super::vector;
@@ -305,6 +305,10 @@ impl Role {
             vector::wait(&mut arrival, &slot.last_end);
         }
         for (at, call) in launch.calls.iter().enumerate() {
+            if call.continues {
+                let launched = context.network.launch_time(batch, call);
+                vector::earlier(clock, launched);
+            }
             let from = if at == 0 { &arrival } else { &*clock };
             if !context.network.run_private(batch, call, from, &mut ends) {
                 self.has_failed = true;
@@ -395,23 +399,15 @@ impl Role {
             vector::wait(&mut state.arrival, &slot.last_end);
         }
         let is_each = self.lanes.is_each();
-        if let Some(bytes) = definition.halves.iter().map(Half::bytes).max() {
-            let least = context.network.least_message_time(bytes);
-            slot.load.least += i128::from(least) * i128::from(slot.wiring.num_ports);
-        }
         state.ends = if is_each { self.pool.copy(&state.arrival) } else { slot.ports.spread(&state.arrival) };
-        if !definition.halves.is_empty() {
-            let is_one = is_each && definition.calls.is_empty() && definition.halves.len() == 1;
-            state.is_one_message = is_one && slot.wiring.is_row();
-            post_halves(slot, slot_index as u32, state, definition, context.network);
-        }
         if !definition.calls.is_empty() {
             slot.wiring.put(&state.ends, context.network.arrivals_mut());
         }
         self.go_on(slot_index, context);
     }
 
-    /// The active launch of a slot posts its next collective, or ends, if what it waits for has come.
+    /// The active launch of a slot posts its next collective, its messages after the last one, or ends, if what it waits for has
+    /// come.
     pub(super) fn go_on(&mut self, slot_index: usize, context: &mut Context<'_>) {
         let slot = &mut self.slots[slot_index];
         let Some((group, launch)) = slot.active else { return };
@@ -423,8 +419,8 @@ impl Role {
         if state.num_posted > state.num_collected {
             state.num_collected = state.num_posted;
             slot.wiring.raise(&mut state.ends, context.network.ends());
-            if state.num_posted < definition.calls.len() {
-                context.network.arrive_again(&slot.wiring);
+            if let Some(next) = definition.calls.get(state.num_posted) {
+                context.network.arrive_again(&slot.wiring, next);
             }
         }
         if let Some(call) = definition.calls.get(state.num_posted) {
@@ -436,6 +432,11 @@ impl Role {
                 context.network.post(*batch, *count, call, definition.origin.iteration);
             }
             return;
+        }
+        if std::mem::take(&mut state.has_messages_to_come) {
+            let is_one = self.lanes.is_each() && definition.calls.is_empty() && definition.halves.len() == 1;
+            state.is_one_message = is_one && slot.wiring.is_row();
+            post_halves(slot, slot_index as u32, state, definition, context.network);
         }
         if state.messages_pending > 0 {
             return;
@@ -455,7 +456,7 @@ impl Role {
     pub(super) fn ending(&self, slot_index: usize) -> Option<(u32, u32)> {
         let (group, launch) = self.slots[slot_index].active?;
         let state = &self.groups[&group].launches[launch as usize];
-        let is_over = state.calls_pending == 0 && state.messages_pending == 0;
+        let is_over = state.calls_pending == 0 && state.messages_pending == 0 && !state.has_messages_to_come;
         (is_over && state.num_collected == state.num_calls).then_some((group, launch))
     }
 
@@ -572,22 +573,56 @@ impl Role {
     }
 }
 
-/// Posts the messages of a launch.
+/// Longest time to wait for a turn that can be added to any time; what comes later is out of range anyway.
+const MAX_LEAD: SimTime = SimTime(i64::MAX / 4);
+
+/// Posts the messages of a launch, each when it has its turn.
 fn post_halves(slot: &mut Slot, number: u32, state: &mut LaunchState, definition: &Launch, network: &mut Network) {
     let per_strip = definition.halves.len() as u32;
     state.messages = vec![per_strip; slot.wiring.strips.len()];
     state.messages_pending = per_strip * slot.wiring.strips.len() as u32;
-    for half in &definition.halves {
+    let leads = message_leads(slot, state, definition, network);
+    for (at, half) in definition.halves.iter().enumerate() {
         slot.make_channels(half, network);
-        for (channel, strip) in slot.channels(half).iter().zip(&slot.wiring.strips) {
+        for (strip_at, (channel, strip)) in slot.channels(half).iter().zip(&slot.wiring.strips).enumerate() {
             // The only message of a launch comes back with the ends.
             let mut times = if state.is_one_message { std::mem::take(&mut state.ends) } else { network.take_row() };
             if !state.is_one_message {
                 slot.wiring.take(strip, &state.ends, &mut times);
             }
+            if let Some(leads) = leads.get(strip_at) {
+                vector::earlier(&mut times, SimTime(-leads[at].0));
+            }
             network.post_half(*channel, number, half, definition.origin, times);
         }
     }
+}
+
+/// From the end of the launch's collectives to the turn of each message, by strip; nothing if all are posted at once. Counts what
+/// the messages take at the ports.
+fn message_leads(
+    slot: &mut Slot,
+    state: &LaunchState,
+    definition: &Launch,
+    network: &mut Network,
+) -> Vec<Vec<SimTime>> {
+    let started = starts_after(&definition.calls, network.message_launch());
+    if !definition.has_turns {
+        let bytes = definition.halves.iter().map(Half::bytes).max().unwrap_or(0);
+        slot.load.least += i128::from(network.least_message_time(bytes)) * i128::from(slot.wiring.num_ports);
+        if started == SimTime::ZERO {
+            return Vec::new();
+        }
+        let leads = definition.halves.iter().map(|_| SimTime(-started.0)).collect();
+        return vec![leads; slot.wiring.strips.len()];
+    }
+    let mut by_strip = Vec::with_capacity(slot.wiring.strips.len());
+    for strip in &slot.wiring.strips {
+        let turns = network.turns((strip.batch, strip.position), definition, slot.wiring.first(strip, &state.ends));
+        slot.load.least += i128::from(turns.busiest.0) * i128::from(strip.width);
+        by_strip.push(turns.leads.into_iter().map(|lead| lead.min(MAX_LEAD) - started).collect());
+    }
+    by_strip
 }
 
 /// Communication time of a launch over all ranks.
@@ -609,6 +644,7 @@ struct Perturbed {
 
 impl LaunchState {
     fn new(launch: &Launch) -> Self {
-        Self { num_calls: launch.calls.len(), ..Self::default() }
+        let has_messages_to_come = !launch.halves.is_empty();
+        Self { num_calls: launch.calls.len(), has_messages_to_come, ..Self::default() }
     }
 }

@@ -49,6 +49,13 @@ wide! {
         }
     }
 
+    /// So much earlier.
+    pub(super) fn earlier(times: &mut [SimTime], by: SimTime) {
+        for time in times {
+            time.0 -= by.0;
+        }
+    }
+
     /// `into = from + offset`.
     pub(super) fn shift(into: &mut [SimTime], from: &[SimTime], offset: SimTime) {
         for (into, from) in into.iter_mut().zip(from) {

@@ -176,12 +176,19 @@ impl Wiring {
         }
     }
 
-    /// Copies between tables what is of these ports.
-    pub(super) fn copy(&self, from: &[SimTime], into: &mut [SimTime]) {
+    /// Copies between tables what is of these ports, so much earlier by part.
+    pub(super) fn copy_earlier(&self, from: &[SimTime], into: &mut [SimTime], earlier: &[SimTime]) {
+        let mut part = 0;
         for strip in &self.strips {
+            part += usize::from(self.parts[part].0 != strip.batch);
             let row = strip.place as usize..(strip.place + strip.width) as usize;
-            into[row.clone()].copy_from_slice(&from[row]);
+            super::vector::shift(&mut into[row.clone()], &from[row], SimTime(-earlier[part].0));
         }
+    }
+
+    /// Of times of ports that of a strip's first one.
+    pub(super) fn first(&self, strip: &Strip, times: &[SimTime]) -> SimTime {
+        times[self.port(strip, 0)]
     }
 
     /// Appends the times of a strip's ports, by column.

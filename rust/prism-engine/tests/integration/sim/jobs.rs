@@ -53,6 +53,13 @@ pub(crate) enum Step {
         count: u64,
         streams: (u32, u32),
     },
+    /// Among the ranks of an index in all roles, in one group: collectives, and every rank sends to those at some distances and
+    /// receives from those as far on the other side.
+    Exchange {
+        calls: Vec<(CollectiveKind, u64)>,
+        messages: Vec<(u32, u64)>,
+        streams: (u32, u32),
+    },
     /// One role sends to another.
     Cross {
         from: u32,
@@ -134,6 +141,28 @@ pub(crate) fn batched_job() -> impl Strategy<Value = Job> {
         }
         job
     })
+}
+
+/// A job with groups of collectives and messages.
+pub(crate) fn exchanging_job() -> impl Strategy<Value = Job> {
+    let count = || prop::sample::select(vec![0u64, 1, 1_000, 100_000, 1 << 20]);
+    let calls = prop::collection::vec((kind(), count()), 0..3);
+    let messages = prop::collection::vec((0..8u32, count()), 1..9);
+    let exchange = (calls, messages, (0..3u32, 0..3u32));
+    let exchanges = prop::collection::vec((any::<prop::sample::Index>(), exchange), 1..4);
+    (job_of(1..9, 1..4), exchanges).prop_map(|(mut job, exchanges)| {
+        for (at, (calls, messages, streams)) in exchanges {
+            job.steps.insert(at.index(job.steps.len() + 1), Step::Exchange { calls, messages, streams });
+        }
+        job
+    })
+}
+
+/// Nodes so small that communicators of few ranks have several.
+pub(crate) fn small_nodes() -> Profile {
+    let mut profile = profile();
+    (profile.node.gpus, profile.node.nics) = (3, 3);
+    profile
 }
 
 /// A job of so many roles of so many ranks.
@@ -240,6 +269,18 @@ impl Job {
                 writer.group += 1;
                 for (kind, count) in calls {
                     writer.add(*stream, call(*slot, *kind, *count, writer.group));
+                }
+            }
+            Step::Exchange { calls, messages, streams } => {
+                writer.group += 1;
+                for (distance, count) in messages {
+                    let (distance, roles) = (distance % self.roles, self.roles);
+                    let (to, from) = ((role + distance) % roles, (role + roles - distance) % roles);
+                    writer.add(streams.0, message(2, true, to, *count, writer.group));
+                    writer.add(streams.1, message(2, false, from, *count, writer.group));
+                }
+                for (kind, count) in calls {
+                    writer.add(streams.0, call(2, *kind, *count, writer.group));
                 }
             }
             Step::Ring { count, streams } if self.width > 1 => {

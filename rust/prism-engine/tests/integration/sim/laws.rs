@@ -1,9 +1,11 @@
 //! The simulation equals the brute-force evaluator, however its roles are cut.
 
-use super::jobs::{Job, Local, Step, batched_job, job, profile};
+use super::jobs::{Job, Local, Step, batched_job, exchanging_job, job, profile, small_nodes};
 use super::reference::{RankTimes, evaluate};
+use prism_engine::collective::tuning::Tuning;
 use prism_engine::graph::op::CollectiveKind;
 use prism_engine::ids::Rank;
+use prism_engine::profile::Profile;
 use prism_engine::replay::{ReplayOptions, replay_ranks};
 use prism_engine::sim::{Peers, SimOptions, SimReport, Simulation};
 use proptest::prelude::*;
@@ -21,6 +23,12 @@ pub(crate) fn times(report: &SimReport) -> Vec<RankTimes> {
 pub(crate) fn replayed(job: &Job) -> SimReport {
     let options = ReplayOptions { slow: job.slow.clone(), ..ReplayOptions::new(profile()) };
     replay_ranks(&job.graph(), &options).expect("a job without deadlock")
+}
+
+/// The same with one wide channel.
+pub(crate) fn fastest(mut profile: Profile) -> Profile {
+    profile.network.tuning = Tuning::Fastest;
+    profile
 }
 
 #[test]
@@ -68,6 +76,18 @@ proptest! {
     fn fused_groups_run_as_by_definition(job in batched_job()) {
         let report = replayed(&job);
         prop_assert_eq!(times(&report), evaluate(&job.graph(), &profile(), &job.slow).expect("no deadlock"));
+    }
+
+    #[test]
+    fn groups_of_messages_and_collectives_run_as_by_definition(job in exchanging_job()) {
+        for profile in [profile(), small_nodes(), fastest(small_nodes())] {
+            let expected = evaluate(&job.graph(), &profile, &job.slow).expect("no deadlock");
+            for symmetry in [false, true] {
+                let options = ReplayOptions { slow: job.slow.clone(), symmetry, ..ReplayOptions::new(profile.clone()) };
+                let report = replay_ranks(&job.graph(), &options).expect("a job without deadlock");
+                prop_assert_eq!(times(&report), expected.clone());
+            }
+        }
     }
 
     #[test]

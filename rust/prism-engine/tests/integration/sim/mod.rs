@@ -10,3 +10,4 @@ mod ranks;
 pub(crate) mod reference;
 mod symmetry;
 mod synthetic;
+pub(crate) mod turns;

@@ -1,7 +1,8 @@
 //! What every op's time is by definition: one table per rank, filled in by passing over all ops until nothing changes.
 
+use super::turns;
 use prism_engine::collective::fusion::{self, Groupable};
-use prism_engine::collective::{self, CollectiveCall, CommShape, Scratch};
+use prism_engine::collective::{self, CollectiveCall, CommShape, Protocol, Scratch};
 use prism_engine::graph::Graph;
 use prism_engine::graph::op::{CollectiveKind, Op, OpKind};
 use prism_engine::ids::{CommId, EventId, Rank, SlotId, StreamId};
@@ -162,17 +163,48 @@ impl RankState {
         Some(arrival)
     }
 
-    /// Arrival of a single communication op.
-    fn arrival(&self, i: usize) -> Option<SimTime> {
+    /// When a single communication op may begin, without its kernel's launch, and whether that is still to come.
+    fn arrival(&self, i: usize) -> Option<(SimTime, bool)> {
         let start = self.launch_arrival(i)?;
-        if !matches!(self.ops[i].kind, OpKind::Collective { .. }) {
-            return Some(start);
+        let range = self.group_range(i);
+        let count = |j: &usize| match self.ops[*j].kind {
+            OpKind::Collective { count, .. } => count,
+            _ => 0,
+        };
+        if matches!(self.ops[i].kind, OpKind::Collective { .. }) {
+            let (batches, at) = self.batch(i);
+            let before: Vec<_> = batches[..at].iter().filter(|batch| range.contains(&batch[0])).collect();
+            let is_launched = before.iter().any(|batch| batch.iter().any(|j| count(j) > 0));
+            return match before.last() {
+                Some(previous) => Some((self.own_end[previous[0]]?, is_launched)),
+                None => Some((start, false)),
+            };
         }
-        let (batches, at) = self.batch(i);
-        match at.checked_sub(1).map(|before| batches[before][0]).filter(|j| self.group_range(i).contains(j)) {
-            Some(previous) => self.own_end[previous],
-            None => Some(start),
+        // A message comes after the collectives of its launch.
+        let is_before = |j: &usize| {
+            slot_of(&self.ops[*j]) == slot_of(&self.ops[i]) && matches!(self.ops[*j].kind, OpKind::Collective { .. })
+        };
+        let mut latest = (start, false);
+        for j in range.filter(is_before) {
+            latest = (latest.0.max(self.own_end[j]?), latest.1 || count(&j) > 0);
         }
+        Some(latest)
+    }
+
+    /// How long after that message `i` has its turn.
+    fn turn(&self, i: usize, profile: &Profile, members: &[u32]) -> SimTime {
+        let me = members.iter().position(|rank| *rank == self.rank).expect("a member") as u32;
+        let own = self.group_range(i).filter(|j| slot_of(&self.ops[*j]) == slot_of(&self.ops[i]));
+        let (places, messages): (Vec<usize>, Vec<turns::Half>) = own
+            .filter_map(|j| match self.ops[j].kind {
+                OpKind::PointToPoint { is_send, peer, count, dtype, .. } => {
+                    Some((j, turns::Half { is_send, peer, bytes: count * dtype.size_bytes() }))
+                }
+                _ => None,
+            })
+            .unzip();
+        let leads = turns::leads(profile, members, me, &messages);
+        leads[places.iter().position(|j| *j == i).expect("a message")]
     }
 
     /// The collectives of the slot of op `i` in the order they run, fused ones together, and which of them op `i` is in.
@@ -288,11 +320,14 @@ fn communicate(
     if state.own_end[i].is_some() {
         return false;
     }
-    let Some(arrival) = state.arrival(i) else { return false };
+    let Some((mut arrival, is_launched)) = state.arrival(i) else { return false };
     let op = state.ops[i];
     let slot = slot_of(&op).expect("communication");
     let comm = graph.rank_slots(Rank(state.rank))[slot.index()];
     let members = graph.comm_members(CommId(comm));
+    if matches!(op.kind, OpKind::PointToPoint { .. }) {
+        arrival += state.turn(i, profile, members);
+    }
     let me = members.iter().position(|rank| *rank == state.rank).expect("a member") as u32;
     let before = |same: &dyn Fn(&OpKind) -> bool| {
         state.ops[..i].iter().filter(|other| slot_of(other) == Some(slot) && same(&other.kind)).count()
@@ -308,22 +343,55 @@ fn communicate(
         calls.entry((comm, at)).or_default()
     };
     let key = if let OpKind::PointToPoint { is_send, .. } = op.kind { u32::from(!is_send) } else { me };
+    if is_launched {
+        // What follows adds the launch, which was paid before.
+        let batch: Vec<Op> = batch.iter().map(|j| state.ops[*j]).collect();
+        arrival = arrival - launch(profile, members, &batch);
+    }
     let is_new = meeting.arrivals.insert(key, (arrival, op)).is_none();
     if let OpKind::PointToPoint { is_send, peer, .. } = op.kind {
         let (from, to) = if is_send { (me, peer) } else { (peer, me) };
         finish_message(profile, members[from as usize], members[to as usize], meeting);
     } else {
-        let count = |j: &usize| match state.ops[*j].kind {
-            OpKind::Collective { count, .. } => count,
-            _ => 0,
-        };
-        meeting.fused = (batch.len() as u32, batch.iter().map(count).sum());
+        meeting.fused = (batch.len() as u32, batch.iter().map(|j| count_of(&state.ops[*j])).sum());
         finish_call(profile, members, meeting);
     }
     for j in batch {
         state.own_end[j] = meeting.ends.get(&key).copied();
     }
     is_new || state.own_end[i].is_some()
+}
+
+/// The launch of a message, or of collectives fused into one.
+fn launch(profile: &Profile, members: &[u32], batch: &[Op]) -> SimTime {
+    let network = &profile.network;
+    let ns = match batch[0].kind {
+        OpKind::Collective { .. } => {
+            let call = call_of(members, batch[0], (batch.len() as u32, batch.iter().map(|op| count_of(op)).sum()));
+            match collective::choice(&CommShape::new(members, profile), &call).protocol {
+                _ if call.bytes == 0 => 0,
+                Protocol::Simple => network.collective_launch_ns,
+                Protocol::Ll => network.ll.expect("chosen").launch_ns,
+                Protocol::Ll128 => network.ll128.expect("chosen").launch_ns,
+            }
+        }
+        _ => network.collective_launch_ns,
+    };
+    SimTime::from_ns(i64::try_from(ns).expect("a launch"))
+}
+
+fn count_of(op: &Op) -> u64 {
+    match op.kind {
+        OpKind::Collective { count, .. } => count,
+        _ => 0,
+    }
+}
+
+fn call_of(members: &[u32], op: Op, (ops, count): (u32, u64)) -> CollectiveCall {
+    let OpKind::Collective { kind, dtype, root, .. } = op.kind else { unreachable!("a call") };
+    let is_whole = matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Broadcast | CollectiveKind::Reduce);
+    let bytes = count * dtype.size_bytes() * if is_whole { 1 } else { members.len() as u64 };
+    CollectiveCall { kind, bytes, root, ops }
 }
 
 fn finish_message(profile: &Profile, from: u32, to: u32, meeting: &mut Meeting) {
@@ -338,14 +406,10 @@ fn finish_call(profile: &Profile, members: &[u32], meeting: &mut Meeting) {
     if meeting.arrivals.len() < members.len() {
         return;
     }
-    let OpKind::Collective { kind, dtype, root, .. } = meeting.arrivals[&0].1.kind else { unreachable!("a call") };
-    let is_whole = matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Broadcast | CollectiveKind::Reduce);
-    let (ops, count) = meeting.fused;
-    let bytes = count * dtype.size_bytes() * if is_whole { 1 } else { members.len() as u64 };
     let arrivals: Vec<SimTime> = meeting.arrivals.values().map(|(time, _)| *time).collect();
     let mut ends = vec![SimTime::ZERO; members.len()];
     let shape = CommShape::new(members, profile);
-    let call = CollectiveCall { kind, bytes, root, ops };
+    let call = call_of(members, meeting.arrivals[&0].1, meeting.fused);
     collective::completion(&shape, &call, &arrivals, &mut ends, &mut Scratch::default());
     meeting.ends = (0..).zip(ends).collect();
 }
