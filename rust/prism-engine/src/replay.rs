@@ -167,7 +167,7 @@ impl Evaluated {
 
 /// Replays rank by rank without contention, which is the faster way where hardly two ranks have one program; the same report
 /// but for the number of roles. `None` where this cannot be: perturbations other than constant slow-downs, and jobs
-/// that do not get through or have messages of one group and communicator beside each other.
+/// that do not get through.
 #[must_use]
 pub fn replay_rank_by_rank(graph: &Arc<Graph>, options: &ReplayOptions) -> Option<SimReport> {
     if options.perturb.first_changing(graph.world_size()).is_some() {

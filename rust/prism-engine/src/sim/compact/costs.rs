@@ -1,12 +1,14 @@
 //! What collectives and messages take: the functions of [`crate::collective`], looked up once per shape and call.
 
 use super::Irregular;
+use super::meet::Half;
 use crate::collective::{self, CollectiveCall, CommShape, RingWalk, Scratch, ShapePool};
-use crate::cost::comm::{node_of, transfer_time};
+use crate::collective::turns::{self, Message};
+use crate::cost::comm::{Link, nanoseconds, node_of, transfer_time};
 use crate::profile::Profile;
 use crate::sim::evaluate::{collective_call, evaluate};
 use crate::sim::memo::Memo;
-use crate::sim::signature::Call;
+use crate::sim::signature::{Call, starts_after};
 use crate::units::SimTime;
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
@@ -79,7 +81,7 @@ impl Costs {
 
     /// Number of a call: calls that match have the same.
     pub(super) fn number_of_call(&mut self, call: &Call) -> u32 {
-        let call = Call { op: 0, ..*call };
+        let call = Call { op: 0, continues: false, ..*call };
         *self.call_numbers.entry(call).or_insert_with(|| {
             self.calls.push(call);
             self.calls.len() as u32 - 1
@@ -131,6 +133,37 @@ impl Costs {
         }
         kind.ends[way as usize] = Some((sent.0, received.0));
         Ok((sent.0, received.0))
+    }
+
+    /// How much later than the start of a launch's messages each has its turn, as group rank `me` of `members` posts them after
+    /// `calls`.
+    pub(super) fn leads(
+        &mut self,
+        members: &[u32],
+        me: u32,
+        calls: &[Call],
+        halves: &[Half],
+    ) -> Result<Vec<i64>, Irregular> {
+        let launch = nanoseconds(self.profile.network.collective_launch_ns);
+        let started = starts_after(calls, launch).0;
+        if !turns::has_turns(halves.iter().map(|half| half.is_send)) {
+            return Ok(vec![-started; halves.len()]);
+        }
+        let rank = members[me as usize];
+        let messages = halves.iter().map(|half| {
+            let link = Link::between(&self.profile, rank, members[half.peer as usize]);
+            let occupancy = link.occupancy(self.messages[half.message as usize].bytes);
+            Message { peer: half.peer, is_send: half.is_send, occupancy }
+        });
+        let leads = turns::turns(&self.shapes.shape(members), me, &messages.collect::<Vec<_>>()).leads;
+        leads.into_iter().map(|lead| if lead.0 > LATEST { Err(Irregular) } else { Ok(lead.0 - started) }).collect()
+    }
+
+    /// Time from a member's coming to a call until it takes part.
+    pub(super) fn launch_time(&mut self, members: &[u32], call: u32) -> i64 {
+        let shape = self.shapes.shape(members);
+        let call = collective_call(&self.calls[call as usize], members.len());
+        collective::launch_time(&shape, &call, &mut self.scratch).0
     }
 
     /// Number of what is known about a call of a communicator of these members.

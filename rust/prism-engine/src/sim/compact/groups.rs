@@ -30,13 +30,20 @@ struct Launch {
     number: u32,
     follows: bool,
     ops: Vec<Call>,
-    /// Calls as they run, by number.
-    calls: Vec<u32>,
+    /// Calls as they run: number, and whether the kernel runs already.
+    calls: Vec<(u32, bool)>,
+    /// Messages, which come after them, and how much later each has its turn.
     halves: Vec<Half>,
+    /// Less than nothing where collectives have launched the kernel.
+    leads: Vec<i64>,
     /// Streams that have not come.
     awaited: u64,
     arrival: i64,
     end: i64,
+    /// From coming to end, of the calls so far.
+    counted: i64,
+    /// When it came to its latest call.
+    came: i64,
     /// Calls and messages that have not ended.
     left: usize,
     /// Next call.
@@ -108,16 +115,15 @@ impl<N: Number> Machine<'_, N> {
             }
         }
         for launch in &mut group.launches {
-            launch.calls = fuse(&launch.ops).iter().map(|call| self.costs.number_of_call(call)).collect();
+            let calls = fuse(&launch.ops);
+            launch.calls = calls.iter().map(|call| (self.costs.number_of_call(call), call.continues)).collect();
             launch.left = launch.calls.len() + launch.halves.len();
             launch.awaited = launch.streams;
-            let Turn::Counted { number, follows } = self.issue_counted(launch.slot, launch.streams) else {
-                return Err(Irregular);
-            };
-            (launch.number, launch.follows) = (number, follows);
-            // Messages in rounds, and messages beside collectives, are evaluated by roles.
-            if launch.halves.len() > 1 || !(launch.halves.is_empty() || launch.calls.is_empty()) {
-                return Err(Irregular);
+            let members = &self.members[self.tables.comms[launch.comm as usize].places()];
+            let me = launch.place - self.tables.comms[launch.comm as usize].start;
+            launch.leads = self.costs.leads(members, me, &calls, &launch.halves)?;
+            if let Turn::Counted { number, follows } = self.issue_counted(launch.slot, launch.streams) {
+                (launch.number, launch.follows) = (number, follows);
             }
         }
         let number = self.free_groups.pop().unwrap_or_else(|| {
@@ -149,6 +155,9 @@ impl<N: Number> Machine<'_, N> {
                 ops: Vec::new(),
                 calls: Vec::new(),
                 halves: Vec::new(),
+                leads: Vec::new(),
+                counted: 0,
+                came: 0,
                 awaited: 0,
                 arrival: 0,
                 end: 0,
@@ -192,21 +201,31 @@ impl<N: Number> Machine<'_, N> {
             launch.arrival = launch.arrival.max(self.tables.ends[place as usize].0);
         }
         launch.end = launch.arrival;
-        let (comm, arrival, halves) = (launch.comm, launch.arrival, std::mem::take(&mut launch.halves));
         self.active.insert(place, (group, at));
-        for half in halves {
-            self.post_half(comm, half, arrival, via::GROUP)?;
-        }
-        self.post_next_call(group, at, arrival)
+        self.go_on(group, at)
     }
 
-    fn post_next_call(&mut self, group: u32, at: u32, arrival: i64) -> Result<(), Irregular> {
+    /// A launch posts its next call, or its messages after the last one.
+    fn go_on(&mut self, group: u32, at: u32) -> Result<(), Irregular> {
         let launch = &mut self.groups[group as usize].launches[at as usize];
-        let Some(call) = launch.calls.get(launch.next).copied() else { return Ok(()) };
-        launch.next += 1;
         let (comm, place) = (launch.comm, launch.place);
-        if self.arrive(comm, place, call, arrival, via::GROUP)? {
-            self.complete(comm, NONE)?;
+        if let Some((call, continues)) = launch.calls.get(launch.next).copied() {
+            launch.came = launch.end;
+            if continues {
+                let members = &self.members[self.tables.comms[comm as usize].places()];
+                launch.came -= self.costs.launch_time(members, call);
+            }
+            launch.next += 1;
+            let came = launch.came;
+            if self.arrive(comm, place, call, came, via::GROUP)? {
+                self.complete(comm, NONE)?;
+            }
+            return Ok(());
+        }
+        let (end, halves) = (launch.end, std::mem::take(&mut launch.halves));
+        let leads = std::mem::take(&mut launch.leads);
+        for (half, lead) in halves.into_iter().zip(leads) {
+            self.post_half(comm, half, end + lead, via::GROUP)?;
         }
         Ok(())
     }
@@ -217,9 +236,13 @@ impl<N: Number> Machine<'_, N> {
         let launch = &mut self.groups[number as usize].launches[at as usize];
         launch.end = launch.end.max(end);
         launch.left -= 1;
-        if launch.left > 0 {
-            return if is_message { Ok(()) } else { self.post_next_call(number, at, end) };
+        if !is_message {
+            launch.counted += end - launch.came;
         }
+        if launch.left > 0 {
+            return if is_message { Ok(()) } else { self.go_on(number, at) };
+        }
+        self.communication += i128::from(launch.end - launch.arrival) - i128::from(launch.counted);
         let (end, streams) = (launch.end, launch.streams);
         self.active.remove(&place);
         self.tables.via[place as usize] = via::NOWHERE;

@@ -106,12 +106,11 @@ impl<N: Number> Machine<'_, N> {
             self.channel(number, source, destination)
         };
         let channel = &mut self.tables.channels[number as usize];
-        if channel.place == NONE {
-            *channel = Channel { arrival, place, message, is_send, way: channel.way };
-            self.tables.via[place as usize] = via;
+        if channel.place == NONE || channel.is_send == is_send {
+            self.wait_for_half(number, half, arrival, via);
             return Ok(None);
         }
-        if channel.is_send == is_send || channel.message != message {
+        if channel.message != message {
             return Err(Irregular);
         }
         let (members, start) = (self.members, comm.start);
@@ -122,21 +121,53 @@ impl<N: Number> Machine<'_, N> {
             return Err(Irregular);
         }
         let (own, other) = if is_send { (met + sent, met + received) } else { (met + received, met + sent) };
-        self.communication += i128::from(own - arrival) + i128::from(other - channel.arrival);
-        let other_place = std::mem::replace(&mut channel.place, NONE);
-        self.land(other_place, other);
+        let (other_place, other_arrival) = (channel.place, channel.arrival);
+        channel.place = NONE;
+        if channel.has_more {
+            self.next_half(number);
+        }
+        self.land(other_place, other_arrival, other);
         if via >= via::COUNTED {
+            self.communication += if via == via::GROUP { 0 } else { i128::from(own - arrival) };
             self.ended.push(Ended { place, via, end: own, is_message: true });
             return Ok(None);
         }
+        self.communication += i128::from(own - arrival);
         self.tables.ends[place as usize] = SimTime(own);
         Ok(Some(own))
     }
 
+    /// Half of a message waits for the other.
+    #[inline]
+    fn wait_for_half(&mut self, number: u32, half: Half, arrival: i64, via: u8) {
+        let Half { place, is_send, message, .. } = half;
+        let channel = &mut self.tables.channels[number as usize];
+        self.tables.via[place as usize] = via;
+        let waiting = Channel { arrival, place, message, is_send, ..*channel };
+        if channel.place == NONE {
+            *channel = waiting;
+        } else {
+            channel.has_more = true;
+            self.more_halves.entry(number).or_default().push_back(waiting);
+        }
+    }
+
+    /// The next half of a channel comes to the front.
+    #[cold]
+    fn next_half(&mut self, number: u32) {
+        let more = self.more_halves.entry(number).or_default();
+        if let Some(next) = more.pop_front() {
+            self.tables.channels[number as usize] = Channel { has_more: !more.is_empty(), ..next };
+        }
+    }
+
     /// A half that waited has ended.
     #[inline]
-    fn land(&mut self, place: u32, end: i64) {
+    fn land(&mut self, place: u32, arrival: i64, end: i64) {
         let via = self.tables.via[place as usize];
+        if via != via::GROUP {
+            self.communication += i128::from(end - arrival);
+        }
         if via >= via::COUNTED {
             self.ended.push(Ended { place, via, end, is_message: true });
             return;

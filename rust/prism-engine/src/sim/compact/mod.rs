@@ -13,8 +13,8 @@ mod costs;
 mod groups;
 mod meet;
 mod ops;
+mod order;
 mod state;
-mod turns;
 mod walk;
 
 use super::report::{RankReport, SimReport};
@@ -29,11 +29,12 @@ use ahead::{Ahead, Limits};
 use costs::Costs;
 use groups::Group;
 use meet::Ended;
+use order::Turns;
 use ops::{ACCOUNTS, Number, OpInfo, table};
 use rustc_hash::FxHashMap;
-use std::collections::BTreeMap;
-use state::{NONE, Tables, stall};
-use turns::Turns;
+use std::collections::{BTreeMap, VecDeque};
+use state::{Channel, NONE, Tables, stall};
+
 
 /// The job is not one for this evaluator, for whatever reason.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +52,8 @@ struct Machine<'a, N> {
     tables: Tables,
     costs: Costs,
     channel_numbers: FxHashMap<(u32, u32, u32), u32>,
+    /// Halves that wait behind a channel's first one.
+    more_halves: FxHashMap<u32, VecDeque<Channel>>,
     /// Ranks that can go on, the next at the end.
     ready: Vec<u32>,
     /// Not yet told.
@@ -110,6 +113,7 @@ fn run<N: Number>(
         tables,
         costs,
         channel_numbers: FxHashMap::default(),
+        more_halves: FxHashMap::default(),
         ready: (0..graph.world_size()).rev().collect(),
         ended: Vec::new(),
         aheads: Vec::new(),

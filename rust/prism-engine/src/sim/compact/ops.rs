@@ -66,7 +66,8 @@ impl OpInfo {
             tag::COLLECTIVE => {
                 let kind = CollectiveKind::from_u8(row.a).ok_or(Irregular)?;
                 let reduce = reduction(row.c).ok_or(Irregular)?;
-                let call = Call { op: 0, kind, dtype: dtype()?, reduce, root: row.arg, count: row.value, ops: 1 };
+                let (root, count) = (row.arg, row.value);
+                let call = Call { op: 0, kind, dtype: dtype()?, reduce, root, count, ops: 1, continues: false };
                 number = costs.number_of_call(&call);
                 Code::Call
             }

@@ -100,7 +100,7 @@ pub(super) struct Slot {
 impl Slot {
     /// There was no launch.
     pub(super) const UNUSED: u8 = 255;
-    /// Launches are counted ([`super::turns`]).
+    /// Launches are counted ([`super::order`]).
     pub(super) const COUNTED: u8 = 254;
 }
 
@@ -128,6 +128,8 @@ pub(super) struct Channel {
     pub(super) message: u32,
     pub(super) is_send: bool,
     pub(super) way: Way,
+    /// Others wait behind it.
+    pub(super) has_more: bool,
 }
 
 /// Durations of a rank that are not its template's.
@@ -259,7 +261,7 @@ impl Tables {
 
 impl Channel {
     pub(super) fn new(way: Way) -> Self {
-        Self { arrival: 0, place: NONE, message: NONE, is_send: false, way }
+        Self { arrival: 0, place: NONE, message: NONE, is_send: false, way, has_more: false }
     }
 }
 
