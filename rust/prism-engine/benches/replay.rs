@@ -189,7 +189,9 @@ fn every_program(dp: u32, is_other: bool) -> Arc<Graph> {
 
 fn explicit(profile: &Profile) {
     every_rank_its_own(profile, 128, false);
-    every_rank_its_own(profile, 16, true);
+    for dp in [16, 128] {
+        every_rank_its_own(profile, dp, true);
+    }
 }
 
 fn every_rank_its_own(profile: &Profile, dp: u32, is_other: bool) {

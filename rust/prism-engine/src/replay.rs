@@ -11,11 +11,23 @@ use crate::ids::Rank;
 use crate::lower::{LowerOptions, StepMessages, lower};
 use crate::perturb::Perturbations;
 use crate::profile::Profile;
-use crate::sim::{DeviceTime, Peers, SimError, SimOptions, SimReport, Simulation, add_constant_factors};
+use crate::sim::{
+    DeviceTime, Peers, SimError, SimOptions, SimReport, Simulation, Summary, add_constant_factors, compact,
+};
 use crate::units::SimTime;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+/// Who evaluates a job without contention. Has no effect on results but for their speed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Evaluator {
+    /// Ranks that have a program each are evaluated one by one, others by roles.
+    #[default]
+    Auto,
+    /// Ranks of one program together.
+    Roles,
+}
 
 /// How to replay.
 #[derive(Clone, Debug)]
@@ -28,6 +40,8 @@ pub struct ReplayOptions {
     pub perturb: Perturbations,
     /// Evaluate ranks that cannot be told apart once, for as long as they cannot. Times are the same either way.
     pub symmetry: bool,
+    /// Who evaluates a job without contention.
+    pub evaluator: Evaluator,
     /// How concurrent communication shares the network. With any sharing every message is evaluated, rank by rank.
     pub contention: Contention,
     /// How much slower computations are beside communication. The same cost as contention, if there is any factor.
@@ -49,6 +63,7 @@ impl ReplayOptions {
             slow,
             perturb,
             symmetry: true,
+            evaluator: Evaluator::Auto,
             contention: Contention::None,
             step_messages: StepMessages::Fine,
             max_messages: LowerOptions::MAX_MESSAGES,
@@ -98,7 +113,7 @@ pub struct ReplayResult {
 /// Replays the job. Deterministic: depends on nothing but the arguments.
 pub fn replay(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<ReplayResult, SimError> {
     let (summary, traffic) = if options.is_alone() {
-        (run(graph, options)?.summary(), None)
+        (run(graph, options)?.into_summary(), None)
     } else {
         let (report, traffic) = replay_messages(graph, options)?;
         (report.into_summary(), Some(traffic))
@@ -125,11 +140,64 @@ pub fn replay(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<ReplayResul
 /// # Errors
 /// What the simulation refuses; waits for events that were not recorded before; times that do not fit.
 pub fn replay_ranks(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<SimReport, SimError> {
-    if options.is_alone() { Ok(run(graph, options)?.report()) } else { Ok(replay_messages(graph, options)?.0) }
+    if options.is_alone() { Ok(run(graph, options)?.into_report()) } else { Ok(replay_messages(graph, options)?.0) }
+}
+
+/// A job evaluated to the end.
+enum Evaluated {
+    ByRoles(Box<Simulation>),
+    ByRanks(SimReport),
+}
+
+impl Evaluated {
+    fn into_summary(self) -> Summary {
+        match self {
+            Self::ByRoles(simulation) => simulation.summary(),
+            Self::ByRanks(report) => report.into_summary(),
+        }
+    }
+
+    fn into_report(self) -> SimReport {
+        match self {
+            Self::ByRoles(simulation) => simulation.report(),
+            Self::ByRanks(report) => report,
+        }
+    }
+}
+
+/// Replays rank by rank without contention, which is the faster way where hardly two ranks have one program; the same report
+/// but for the number of roles. `None` where this cannot be: perturbations other than constant slow-downs, and jobs
+/// that do not get through.
+#[must_use]
+pub fn replay_rank_by_rank(graph: &Arc<Graph>, options: &ReplayOptions) -> Option<SimReport> {
+    if options.perturb.first_changing(graph.world_size()).is_some() {
+        return None;
+    }
+    let mut slow = options.slow.clone();
+    add_constant_factors(graph.world_size(), &mut slow, &options.perturb);
+    compact::evaluate(graph, &options.profile, &slow)
 }
 
 /// Replays without contention: operation by operation.
-fn run(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<Simulation, SimError> {
+fn run(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<Evaluated, SimError> {
+    if options.evaluator == Evaluator::Auto
+        && has_hardly_roles(graph)
+        && let Some(report) = replay_rank_by_rank(graph, options)
+    {
+        return Ok(Evaluated::ByRanks(report));
+    }
+    Ok(Evaluated::ByRoles(Box::new(by_roles(graph, options)?)))
+}
+
+/// Do hardly two ranks have one program?
+fn has_hardly_roles(graph: &Graph) -> bool {
+    let mut used = vec![false; graph.num_templates()];
+    (0..graph.world_size()).for_each(|rank| used[graph.rank_template(Rank(rank)).index()] = true);
+    let used = used.into_iter().filter(|used| *used).count();
+    (graph.world_size() as usize) < 2 * used
+}
+
+fn by_roles(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<Simulation, SimError> {
     check_events(graph)?;
     if options.symmetry {
         let mut simulation = simulation(graph, options, true)?;
@@ -153,7 +221,7 @@ fn replay_messages(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<(SimRe
     }
     // Messages are cut as without NCCL's channels, so the comparison must be, too.
     let plain = ReplayOptions { profile: options.profile.clone().without_channels(), ..options.clone() };
-    let alone = run(graph, &plain)?.summary().final_time;
+    let alone = run(graph, &plain)?.into_summary().final_time;
     let mut slow = options.slow.clone();
     add_constant_factors(graph.world_size(), &mut slow, &options.perturb);
     let lowering = LowerOptions {

@@ -73,6 +73,12 @@ impl TileWalk {
         Some(Self { form: plan::batch_form(shape, call, scratch)?, shape: Arc::clone(shape) })
     }
 
+    /// Ends of one communicator by group rank; returns the latest.
+    pub(crate) fn walk_one(&self, arrivals: &[SimTime], ends: &mut [SimTime]) -> i64 {
+        let walk = Walk { ring: &self.ring, launch: self.launch, order: &self.shape.ring, width: 1 };
+        walk.tile::<1, SimTime>(0, arrivals, ends)
+    }
+
     /// Members of each communicator.
     pub(crate) fn rows(&self) -> usize {
         self.shape.len()
@@ -110,6 +116,14 @@ impl TileWalk {
                 ends.chunks_exact_mut(T).for_each(|row| row.copy_from_slice(&last));
             }
         }
+    }
+}
+
+/// Time from the last arrival to everybody's end, if that is all that matters for a call.
+pub(crate) fn common_duration(shape: &CommShape, call: &CollectiveCall, scratch: &mut Scratch) -> Option<SimTime> {
+    match plan::batch_form(shape, call, scratch)? {
+        BatchForm::Together(duration) => Some(duration),
+        BatchForm::Ring(..) => None,
     }
 }
 

@@ -30,7 +30,7 @@ pub(crate) mod columns;
 mod error;
 pub mod op;
 mod overrides;
-mod packed;
+pub(crate) mod packed;
 mod store;
 mod summary;
 mod text;
@@ -42,6 +42,7 @@ pub use store::GraphFile;
 pub use summary::{CommFamily, DeviceTime, GraphSummary, KindTotal, RoleSummary};
 pub(crate) use text::op_text;
 pub use view::TemplateView;
+pub(crate) use view::ProgramPlace;
 
 use crate::ids::TemplateId;
 use columns::{Column, Indices, OpRow};

@@ -8,19 +8,19 @@ use crate::graph::columns::Column;
 /// Where a list lies and how its values are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
-    base: u64,
-    step: u64,
+    pub(crate) base: u64,
+    pub(crate) step: u64,
     /// First byte in the data.
-    start: usize,
+    pub(crate) start: usize,
     /// Bytes per value, up to 8.
-    width: usize,
+    pub(crate) width: usize,
 }
 
 /// Numbers per head in the stored form.
 const HEAD_LEN: usize = 4;
 
 /// Low bytes of a word, by their number.
-const MASKS: [u64; 9] = {
+pub(crate) const MASKS: [u64; 9] = {
     let mut masks = [u64::MAX; 9];
     let mut width = 0;
     while width < 8 {
@@ -31,6 +31,11 @@ const MASKS: [u64; 9] = {
 };
 
 impl Head {
+    /// Are all values zero, as far as the width tells?
+    pub(crate) fn is_zero(self) -> bool {
+        self.base == 0 && self.width == 0
+    }
+
     /// Value `index` of a list without gaps. Lists are checked when a graph is made: the sum cannot overflow.
     #[inline]
     pub(crate) fn get(self, data: &[u8], index: usize) -> u64 {

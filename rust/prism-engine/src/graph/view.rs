@@ -1,12 +1,13 @@
 //! Reading a graph.
 
 use crate::graph::Graph;
-use crate::graph::columns::{OpRow, tag};
+use crate::graph::columns::{Indices, OpRow, tag};
 use crate::graph::op::Op;
 use crate::graph::packed::{Head, Packed};
 use crate::ids::{CommId, NameId, Rank, StreamId, TemplateId};
 use crate::units::SimTime;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Indices that are out of range panic, as for slices: the ids come from this graph.
 impl Graph {
@@ -100,6 +101,52 @@ impl Graph {
     }
 }
 
+/// Op programs as they are stored, for readers that go through all of them.
+pub(crate) struct ProgramColumns<'a> {
+    /// By op of all programs one after the other: number in the table of distinct ops.
+    pub(crate) rows: &'a Indices,
+    /// Bytes of all lists of host gaps, of durations and of groups.
+    pub(crate) gaps: &'a [u8],
+    pub(crate) durations: &'a [u8],
+    pub(crate) groups: &'a [u8],
+}
+
+impl Graph {
+    /// The columns of all op programs.
+    pub(crate) fn program_columns(&self) -> ProgramColumns<'_> {
+        let templates = &self.templates;
+        let (gaps, durations, groups) = (templates.gap.data(), templates.duration.data(), templates.group.data());
+        ProgramColumns { rows: &templates.row, gaps, durations, groups }
+    }
+
+    /// The distinct ops, without host gap, group and duration.
+    pub(crate) fn distinct_ops(&self) -> impl ExactSizeIterator<Item = OpRow> + '_ {
+        (0..self.ops.len()).map(|index| self.ops.row(index))
+    }
+
+    /// Where a communicator's members are in the list of the members of all.
+    pub(crate) fn comm_places(&self, comm: CommId) -> Range<usize> {
+        let start = &self.comms.start;
+        start[comm.index()] as usize..start[comm.index() + 1] as usize
+    }
+
+    /// The members of all communicators, one after the other.
+    pub(crate) fn all_members(&self) -> &[u32] {
+        &self.comms.members
+    }
+}
+
+/// Where the parts of an op program are in the [`ProgramColumns`].
+#[derive(Clone, Copy)]
+pub(crate) struct ProgramPlace {
+    /// First op.
+    pub(crate) start: usize,
+    pub(crate) len: usize,
+    pub(crate) gap: Head,
+    pub(crate) duration: Head,
+    pub(crate) group: Head,
+}
+
 /// One op program of a [`Graph`].
 #[derive(Clone, Copy, Debug)]
 pub struct TemplateView<'a> {
@@ -116,6 +163,12 @@ impl<'a> TemplateView<'a> {
     /// Name of the role.
     pub fn name(&self) -> &'a str {
         &self.graph.templates.names[self.index]
+    }
+
+    /// Where it is in the columns.
+    pub(crate) fn place(&self) -> ProgramPlace {
+        let Self { start, len, gap, group, duration, .. } = *self;
+        ProgramPlace { start, len, gap, duration, group }
     }
 
     /// Number of ops.

@@ -36,6 +36,7 @@ mod batch;
 mod blocked;
 mod chain;
 mod channel;
+pub(crate) mod compact;
 mod error;
 mod evaluate;
 mod gate;
@@ -61,6 +62,7 @@ pub use blocked::Blocked;
 pub(crate) use blocked::{list, shortest_cycle};
 pub use error::{Mismatch, SimError};
 pub use live::{Answer, Question};
+pub(crate) use report::Summary;
 pub use report::{CommUse, DeviceTime, RankReport, SimReport};
 pub use signature::Signature;
 pub(crate) use signature::{Call, Half, fuse, starts_after};
@@ -510,6 +512,11 @@ pub(crate) fn add_constant_factors(world_size: u32, slow: &mut BTreeMap<Rank, f6
     }
 }
 
+/// May a rank be made slower by this factor?
+fn is_factor(factor: f64) -> bool {
+    factor > 0.0 && factor <= MAX_SLOW_FACTOR
+}
+
 fn check_options(graph: Option<&Graph>, world_size: u32, options: &SimOptions) -> Result<(), SimError> {
     if let Some(graph) = graph.filter(|graph| graph.world_size() != world_size) {
         let have = graph.world_size();
@@ -526,8 +533,7 @@ fn check_options(graph: Option<&Graph>, world_size: u32, options: &SimOptions) -
     if let Some([rank, ..]) = live.windows(2).find(|pair| pair[0] == pair[1]) {
         return Err(SimError::invalid(format!("rank {rank} is to run twice")));
     }
-    let is_bad = |factor: f64| !(factor > 0.0 && factor <= MAX_SLOW_FACTOR);
-    if let Some((rank, factor)) = options.slow.iter().find(|(_, factor)| is_bad(**factor)) {
+    if let Some((rank, factor)) = options.slow.iter().find(|(_, factor)| !is_factor(**factor)) {
         let message = format!("slow-down of rank {rank} is {factor}: it must be above 0 and at most {MAX_SLOW_FACTOR}");
         return Err(SimError::invalid(message));
     }

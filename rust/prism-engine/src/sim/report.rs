@@ -97,7 +97,7 @@ impl Account {
         self.communication += other.communication;
     }
 
-    fn device_time(&self) -> DeviceTime {
+    pub(super) fn device_time(&self) -> DeviceTime {
         const PROVENANCES: [Provenance; 4] =
             [Provenance::Measured, Provenance::Imported, Provenance::Modelled, Provenance::Default];
         const CLASSES: [ComputeClass; 5] = [

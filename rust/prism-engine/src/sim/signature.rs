@@ -31,7 +31,7 @@ impl fmt::Display for Signature {
 }
 
 /// A collective inside a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Call {
     pub(crate) op: u32,
     pub(crate) kind: CollectiveKind,

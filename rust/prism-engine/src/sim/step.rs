@@ -331,7 +331,7 @@ impl Role {
         self.account.communication += busy;
         self.streams[stream].busy += busy;
         let clock = &self.streams[stream].clock;
-        self.account.ops += launch.calls.len() as u64 * clock.len() as u64;
+        self.account.ops += launch.num_ops() * clock.len() as u64;
         self.pool.give(arrival);
         self.pool.give(ends);
         if !slot.arrived.is_empty() {

@@ -6,6 +6,7 @@ pub(crate) mod jobs;
 pub(crate) mod laws;
 pub(crate) mod live;
 mod pruning;
+mod ranks;
 pub(crate) mod reference;
 mod symmetry;
 mod synthetic;
