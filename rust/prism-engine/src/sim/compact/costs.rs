@@ -2,7 +2,7 @@
 
 use super::Irregular;
 use super::meet::Half;
-use crate::collective::{self, CollectiveCall, CommShape, RingWalk, Scratch, ShapePool};
+use crate::collective::{self, CollectiveCall, CommShape, Scratch, ShapePool, TileWalk};
 use crate::collective::turns::{self, Message};
 use crate::cost::comm::{Link, nanoseconds, node_of, transfer_time};
 use crate::profile::Profile;
@@ -19,7 +19,7 @@ pub(super) const LATEST: i64 = 1 << 60;
 /// How a call of communicators of one shape ends.
 enum Form {
     /// Over a ring of equal links.
-    Ring(RingWalk),
+    Ring(TileWalk),
     /// Everybody so long after the last arrival.
     Together(i64),
     Other,
@@ -177,10 +177,10 @@ impl Costs {
             return Err(Irregular);
         }
         let scratch = &mut self.scratch;
-        let form = if let Some(walk) = RingWalk::new(&shape, &full, scratch) {
-            Form::Ring(walk)
+        let form = if let Some(time) = collective::common_duration(&shape, &full, scratch) {
+            Form::Together(time.0)
         } else {
-            collective::common_duration(&shape, &full, scratch).map_or(Form::Other, |time| Form::Together(time.0))
+            TileWalk::new(&shape, &full, scratch).map_or(Form::Other, Form::Ring)
         };
         let least = collective::least_time(&shape, &full, scratch).0;
         let number = self.known.len() as u32;
