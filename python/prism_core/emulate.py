@@ -36,6 +36,7 @@ from prism_core.nccl import differences, settings_of_environment, settings_of_pr
 from prism_core.perturb import perturbation_text
 from prism_core.replay import open_graph
 from prism_core.report import write_run
+from prism_core.rules import load_rules
 from prism_core.store import RendezvousServer
 
 logger = logging.getLogger(__name__)
@@ -70,8 +71,12 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
         "live": sandbox,
         "slow": slow,
         "perturb": perturb,
+        "at_once": config.jobs,
     }
-    session = _native.Session(json.dumps(options), graph)
+    rules = load_rules(config.rules)
+    if device.kind != "host" and (rules is not None or config.jobs):
+        raise ConfigError("rules for values and sandbox ranks in turns are for the host device: --device host")
+    session = _native.Session(json.dumps(options), graph, rules)
     with (
         tempfile.TemporaryDirectory(prefix="prism-") as folder,
         RendezvousServer(session, graph.world_size, len(sandbox)) as store,
@@ -85,7 +90,7 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
             store_port=store.port,
         )
         seat = Seat(session, placement)
-        group = RankGroup(lambda rank: seat, program.argv, logs, echo=config.echo)
+        group = RankGroup(lambda rank: seat, program.argv, logs, echo=config.echo, may_start=session.take_turn)
         failure: PrismError | None = None
         try:
             group.run(sandbox)

@@ -24,11 +24,17 @@ HANG_S = 240.0
 
 
 @contextmanager
-def session(live: int, world: int) -> Iterator[tuple[Any, dict[str, str]]]:
-    """An engine with ranks ``0..live`` of ``world`` on the host device, and the environment of its processes."""
+def session(
+    live: int, world: int, *, at_once: int = 0, values: Any = None, first: int = 0
+) -> Iterator[tuple[Any, dict[str, str]]]:
+    """An engine with ``live`` ranks of ``world`` from ``first`` on the host device, and the environment of its processes.
+
+    At most ``at_once`` of them run at a time; ``values`` are the rules for the others.
+    """
     profile = _native.profile_toml("h100-sxm")
-    options = {"mode": "collect", "world_size": world, "live": list(range(live)), "profile": profile}
-    engine = _native.Session(json.dumps(options))
+    ranks = list(range(first, first + live))
+    options = {"mode": "collect", "world_size": world, "live": ranks, "profile": profile, "at_once": at_once}
+    engine = _native.Session(json.dumps(options), values=values)
     with tempfile.TemporaryDirectory(prefix="prism-") as folder:
         socket = engine.listen(str(Path(folder) / "s"))
         yield (
@@ -54,9 +60,9 @@ def unique_id() -> str:
     return bytes(identifier).hex()
 
 
-def run(case: str, ranks: int, tmp_path: Path, world: int | None = None) -> dict[str, Any]:
-    """Runs a program on so many ranks; the engine's summary."""
-    with session(ranks, world or ranks) as (engine, environment):
+def run(case: str, ranks: int, tmp_path: Path, world: int | None = None, **how: Any) -> dict[str, Any]:
+    """Runs a program on so many ranks; the engine's summary. ``how``: see :func:`session`."""
+    with session(ranks, world or ranks, **how) as (engine, environment):
         identifier = unique_id()
         command = [sys.executable, str(PROGRAM), case]
         pipe = subprocess.PIPE

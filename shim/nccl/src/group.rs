@@ -6,9 +6,10 @@ use crate::comm::Comm;
 use crate::exchange::{self, Job, MESSAGE, Stage, Tag};
 use crate::guard::{Failure, Outcome};
 use crate::session::{self, Session};
+use crate::shares::{self, Share};
 use crate::values::Payload;
 use prism_wire::frame::Request;
-use prism_wire::message::{Record, RecordKind};
+use prism_wire::message::{DataType, Record, RecordKind};
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -32,6 +33,9 @@ pub(crate) struct Message {
     pub(crate) peer: u32,
     pub(crate) address: usize,
     pub(crate) bytes: u64,
+    /// Elements as given to NCCL.
+    pub(crate) count: u64,
+    pub(crate) dtype: DataType,
 }
 
 #[derive(Default)]
@@ -196,8 +200,8 @@ fn launch_all(operations: Vec<Pending>, room: &mut Vec<Pending>) -> Outcome {
         let cancelled = || on_host.as_ref().is_some_and(|cancelled| cancelled());
         for operation in &operations {
             session.append_unless(&Record { h: ordinal, ..operation.record }, &cancelled)?;
-            if let Some(payload) = operation.payload.as_ref().filter(|_| !is_host) {
-                crate::ops::fill(session, payload);
+            if !is_host {
+                crate::ops::fill_operation(session, operation);
             }
         }
         for (send, recv) in messages {
@@ -254,18 +258,26 @@ pub(crate) fn in_background(may_wait: bool, work: impl FnOnce() -> Outcome + Sen
 }
 
 fn finish_now(session: &Session, operations: &[Pending]) -> Outcome {
-    session.complete(&cancelled_with(operations))?;
+    let is_cancelled = cancelled_with(operations);
+    let complete = || session.complete(&is_cancelled);
+    let shares: Vec<Share> = operations.iter().filter_map(share_of).collect();
+    if shares.is_empty() {
+        complete()?;
+    } else {
+        shares::run(session, &shares, complete, &is_cancelled)?;
+    }
     if !session.is_host() {
         return Ok(());
     }
     let mut jobs: Vec<(u32, Job, Stage)> = Vec::new();
     for operation in operations {
         let Some(channel) = operation.comm.channel() else {
-            if let Some(payload) = &operation.payload {
-                crate::ops::fill(session, payload);
+            if operation.comm.shares().is_none() {
+                crate::ops::fill_operation(session, operation);
             }
             continue;
         };
+        crate::ops::note_live(session, operation);
         let id = operation.record.e;
         let at = jobs.iter().position(|(other, ..)| *other == id).unwrap_or_else(|| {
             jobs.push((id, Job::new(operation.comm, channel), Stage::default()));
@@ -287,6 +299,12 @@ fn finish_now(session: &Session, operations: &[Pending]) -> Outcome {
         job
     });
     exchange::run(ready.collect())
+}
+
+/// What an operation exchanges through files, if that is how its communicator does it.
+fn share_of(operation: &Pending) -> Option<Share> {
+    let shares = operation.comm.shares()?;
+    Share::new(operation.comm, operation.record.e, shares, operation.payload, operation.message)
 }
 
 fn next_ordinal() -> u32 {

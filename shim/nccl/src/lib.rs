@@ -40,6 +40,7 @@ mod life;
 mod notes;
 mod ops;
 mod session;
+mod shares;
 mod values;
 
 use abi::{Code, CollConfig, RawUniqueId, SimInfo, Team};

@@ -158,7 +158,7 @@ impl Payload {
 }
 
 /// A number NCCL reduces. Every bit pattern is a value.
-trait Number: Copy {
+pub(crate) trait Number: Copy {
     /// The sum of `n` equal numbers.
     fn times(self, n: u32) -> Self;
     /// The product of `n` equal numbers.

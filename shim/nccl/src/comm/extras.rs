@@ -4,6 +4,7 @@ use super::Comm;
 use crate::abi::Code;
 use crate::channel::Channel;
 use crate::guard::Failure;
+use crate::shares::Shares;
 use core::ffi::c_int;
 use prism_wire::control::UNIQUE_ID_BYTES;
 use std::collections::BTreeMap;
@@ -37,6 +38,7 @@ pub(super) struct Extras {
     windows: BTreeMap<usize, (usize, usize)>,
     next_registration: usize,
     pub(super) channel: Option<Arc<Channel>>,
+    pub(super) shares: Option<Arc<Shares>>,
     /// A unique id for growing was made and not used yet.
     grow_id: Option<[u8; UNIQUE_ID_BYTES]>,
 }
