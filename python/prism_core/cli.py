@@ -48,7 +48,7 @@ Slow = Annotated[list[str] | None, typer.Option("--slow", help="Slow a rank's co
 Messages = Annotated[str, typer.Option(help="How finely rings are cut: fine or coarse.")]
 RulesFile = Annotated[
     Path | None,
-    typer.Option("--rules", help="What virtual members contribute (host device).", metavar="FILE.toml|FILE.py"),
+    typer.Option("--rules", help="Values of virtual members (host device).", metavar="FILE.toml|FILE.py"),
 ]
 Perturb = Annotated[Path | None, typer.Option("--perturb", help="A file of perturbations.", metavar="FILE.toml")]
 

@@ -185,7 +185,7 @@ pub(crate) fn fill_operation(session: &Session, operation: &Pending) {
 /// Counts an operation whose members all run side by side.
 pub(crate) fn note_live(session: &Session, operation: &Pending) {
     let kind = match (&operation.payload, &operation.message) {
-        (Some(payload), _) => payload.kind as u32,
+        (Some(payload), _) if payload.receives() => payload.kind as u32,
         (None, Some(message)) if !message.is_send && !message.is_to_self => KIND_RECEIVE,
         _ => return,
     };

@@ -56,6 +56,15 @@ impl Payload {
         Extent { send, recv }
     }
 
+    /// Does this rank get anything from others?
+    pub(crate) fn receives(&self) -> bool {
+        match self.kind {
+            CollectiveKind::Reduce | CollectiveKind::Gather => self.is_root,
+            CollectiveKind::Broadcast | CollectiveKind::Scatter => !self.is_root,
+            _ => true,
+        }
+    }
+
     /// Fills the receive buffer.
     ///
     /// # Safety

@@ -43,12 +43,7 @@ impl Share {
         for need in self.needs() {
             self.shares.check(&need, self.header())?;
         }
-        let receives = match payload.kind {
-            CollectiveKind::Reduce | CollectiveKind::Gather => payload.is_root,
-            CollectiveKind::Broadcast | CollectiveKind::Scatter => !payload.is_root,
-            _ => true,
-        };
-        if !receives {
+        if !payload.receives() {
             return self.give(payload);
         }
         let (absent, tier) = self.absent_of(session, payload)?;
