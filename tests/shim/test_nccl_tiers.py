@@ -137,10 +137,10 @@ def trained(ranks: int, tmp_path: Path, **how: Any) -> list[str]:
 
 def test_a_few_ranks_at_a_time_learn_what_all_at_once_do(tmp_path: Path) -> None:
     pytest.importorskip("cffi")
-    together = trained(16, tmp_path)
-    assert len(set(together)) == 16
-    assert trained(16, tmp_path, at_once=1) == together
-    assert trained(16, tmp_path, at_once=3) == together
+    together = trained(8, tmp_path)
+    assert len(set(together)) == 8
+    assert trained(8, tmp_path, at_once=1) == together
+    assert trained(8, tmp_path, at_once=3) == together
 
 
 def prism(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -44,32 +44,19 @@ impl Share {
             self.shares.check(&need, self.header())?;
         }
         if !payload.receives() {
-            return self.give(payload);
+            give(payload);
+            return Ok(());
         }
         let (absent, tier) = self.absent_of(session, payload)?;
         match payload.kind {
             CollectiveKind::AllReduce | CollectiveKind::Reduce | CollectiveKind::ReduceScatter => {
                 self.reduce(payload, &absent)?;
             }
-            CollectiveKind::Broadcast | CollectiveKind::Scatter => self.from_root(payload, &absent)?,
+            CollectiveKind::Broadcast | CollectiveKind::Scatter => self.receive_from_root(payload, &absent)?,
             CollectiveKind::AllGather | CollectiveKind::Gather => self.gather(payload, &absent)?,
             CollectiveKind::AllToAll => self.all_to_all(payload, &absent)?,
         }
         self.note(session, tier, payload.kind as u32);
-        Ok(())
-    }
-
-    /// The root of a broadcast or scatter has its own part; members that only give have nothing to do.
-    #[allow(clippy::unnecessary_wraps, reason = "the other ways of a collective fail")]
-    fn give(&self, payload: &Payload) -> Outcome {
-        let one = bytes_of(payload);
-        match payload.kind {
-            CollectiveKind::Broadcast if payload.is_root => copy(payload.send, payload.recv, one),
-            CollectiveKind::Scatter if payload.is_root => {
-                copy(payload.send + payload.rank as usize * one, payload.recv, one);
-            }
-            _ => {}
-        }
         Ok(())
     }
 
@@ -169,7 +156,7 @@ impl Share {
         live[live.partition_point(|running| *running < member).saturating_sub(1)]
     }
 
-    fn from_root(&self, payload: &Payload, absent: &Absent) -> Outcome {
+    fn receive_from_root(&self, payload: &Payload, absent: &Absent) -> Outcome {
         let one = bytes_of(payload);
         match absent {
             Absent::None => {
@@ -250,6 +237,18 @@ impl Share {
             let _ = std::fs::hard_link(&draft, self.shares.directory.join(name));
         }
         let _ = std::fs::remove_file(draft);
+    }
+}
+
+/// The root of a broadcast or scatter has its own part; members that only give have nothing to do.
+fn give(payload: &Payload) {
+    let one = bytes_of(payload);
+    match payload.kind {
+        CollectiveKind::Broadcast if payload.is_root => copy(payload.send, payload.recv, one),
+        CollectiveKind::Scatter if payload.is_root => {
+            copy(payload.send + payload.rank as usize * one, payload.recv, one);
+        }
+        _ => {}
     }
 }
 
