@@ -24,6 +24,7 @@ from prism_core.errors import ConfigError, SessionError
 from prism_core.launch import RankGroup, Seat, await_engine, failure_of
 from prism_core.nccl import with_environment
 from prism_core.roles import Distinction, Positions, RoleFinder, Roles, distinctions
+from prism_core.rules import Rules, load_rules
 from prism_core.store import RendezvousServer
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ def collect(config: CollectConfig) -> dict[str, Any]:
     program = parse_command(config.command)
     check_world_size(program, config.world_size, "--world-size says")
     _check_output(config.output)
+    _check_exact(config, device)
     collector = _Collector(config, device, program)
     collector.note(notes)
     roles = collector.find_roles()
@@ -82,9 +84,20 @@ def _check_output(output: Path) -> None:
         raise ConfigError(f"the folder of {output} does not exist")
 
 
+def _check_exact(config: CollectConfig, device: Device) -> None:
+    if config.rules is not None and device.kind != "host":
+        raise ConfigError("rules for values are for the host device: --device host")
+    if not config.exact:
+        return
+    if device.kind != "host":
+        raise ConfigError("exact values need ranks that compute: --exact is for --device host")
+    if config.ranks != "all":
+        raise ConfigError("with exact values every rank runs: --exact needs --ranks all")
+
+
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """Session and store of one rank."""
+    """Session and store of one rank, or of ranks that meet."""
 
     session: _native.Session
     store: RendezvousServer
@@ -92,12 +105,22 @@ class _Room:
 
 
 @contextmanager
-def _open_room(rank: int, world_size: int, device: Device, published: dict[bytes, bytes]) -> Iterator[_Room]:
-    options = {"mode": "collect", "world_size": world_size, "live": [rank], "profile": device.profile}
-    session = _native.Session(json.dumps(options))
+def _open_room(
+    ranks: Sequence[int],
+    world_size: int,
+    device: Device,
+    published: dict[bytes, bytes],
+    *,
+    rules: Rules | None = None,
+    at_once: int = 0,
+) -> Iterator[_Room]:
+    options = {
+        "mode": "collect", "world_size": world_size, "live": list(ranks), "profile": device.profile, "at_once": at_once,
+    }  # fmt: skip
+    session = _native.Session(json.dumps(options), values=rules)
     with (
         tempfile.TemporaryDirectory(prefix="prism-") as folder,
-        RendezvousServer(session, world_size, num_live=1, published=published) as store,
+        RendezvousServer(session, world_size, num_live=len(ranks), published=published) as store,
     ):
         placement = Placement(
             world_size=world_size,
@@ -126,6 +149,7 @@ class _Collector:
         self._published: dict[bytes, bytes] = {}
         self._notes: set[str] = set()
         self._ranks: dict[int, dict[str, Any]] = {}
+        self._rules = load_rules(config.rules)
         self._finder = RoleFinder(
             world_size=config.world_size,
             gpus_per_node=self._gpus_per_node,
@@ -163,14 +187,26 @@ class _Collector:
         with ExitStack() as stack:
             rooms: dict[int, _Room] = {}
 
-            def seat_of(rank: int) -> Seat:
-                rooms[rank] = stack.enter_context(
-                    _open_room(rank, self._config.world_size, self._device, self._published)
+            def open_room(ranks: Sequence[int], at_once: int = 0) -> _Room:
+                room = _open_room(
+                    ranks, self._config.world_size, self._device, self._published, rules=self._rules, at_once=at_once
                 )
+                return stack.enter_context(room)
+
+            def seat_of(rank: int) -> Seat:
+                rooms[rank] = open_room([rank])
                 return rooms[rank].seat
 
             jobs = self._config.jobs or os.cpu_count() or 1
-            group = RankGroup(seat_of, self._program.argv, self._logs, jobs=jobs, echo=self._config.echo)
+            if self._config.exact:
+                room = open_room(ranks, jobs)
+                rooms = dict.fromkeys(ranks, room)
+                group = RankGroup(
+                    lambda _: room.seat, self._program.argv, self._logs, echo=self._config.echo,
+                    may_start=room.session.take_turn,
+                )  # fmt: skip
+            else:
+                group = RankGroup(seat_of, self._program.argv, self._logs, jobs=jobs, echo=self._config.echo)
             result = group.run(ranks)
             if result.failed_rank is not None:
                 rooms = {result.failed_rank: rooms[result.failed_rank]}
@@ -201,7 +237,10 @@ class _Collector:
         self._ranks[recording.rank] = {
             "rank": recording.rank,
             "ops": recording.num_ops,
-            **{key: info[key] for key in ("iterations", "peak_allocated_bytes", "peak_reserved_bytes", "notes")},
+            **{
+                key: info[key]
+                for key in ("iterations", "peak_allocated_bytes", "peak_reserved_bytes", "tiers", "notes")
+            },
         }
 
     def assemble(self, roles: Roles) -> _native.Graph:

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 from prism_core import _native
 from prism_core.errors import ConfigError
 from prism_core.perturb import Perturb
+from prism_core.rules import RulesLike
 
 DeviceKind = Literal["emulated", "real", "host"]
 DEFAULT_DEVICE = "emulated:h100-sxm"
@@ -122,6 +123,10 @@ class CollectConfig:
     seed: int = 0
     #: Processes at a time; 0 = one per CPU.
     jobs: int = 0
+    #: Ranks exchange real values (tier T3; host device, all ranks): `jobs` run at a time, the others wait in calls.
+    exact: bool = False
+    #: What virtual members contribute (tier T2; host device).
+    rules: RulesLike | None = None
     #: Where logs go; default: beside the output.
     run_folder: Path | None = None
     echo: bool = False
@@ -141,4 +146,8 @@ class EmulateConfig:
     device: str | None = None
     #: On a real device: an error if one of a hundred held streams is released later than so many us.
     max_release_error_us: float = 200.0
+    #: Sandbox ranks that run at a time, the others wait in their calls (host device); 0 = all.
+    jobs: int = 0
+    #: What virtual members contribute (tier T2; host device).
+    rules: RulesLike | None = None
     echo: bool = True

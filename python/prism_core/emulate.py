@@ -37,6 +37,7 @@ from prism_core.perturb import perturbation_text
 from prism_core.real import assign_gpus, real_nccl, release_failure
 from prism_core.replay import open_graph
 from prism_core.report import write_run
+from prism_core.rules import load_rules
 from prism_core.store import RendezvousServer
 
 logger = logging.getLogger(__name__)
@@ -72,8 +73,12 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
         "live": sandbox,
         "slow": slow,
         "perturb": perturb,
+        "at_once": config.jobs,
     }
-    session = _native.Session(json.dumps(options), graph)
+    rules = load_rules(config.rules)
+    if device.kind != "host" and (rules is not None or config.jobs):
+        raise ConfigError("rules for values and sandbox ranks in turns are for the host device: --device host")
+    session = _native.Session(json.dumps(options), graph, rules)
     with (
         tempfile.TemporaryDirectory(prefix="prism-") as folder,
         RendezvousServer(session, graph.world_size, len(sandbox)) as store,
@@ -90,7 +95,10 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
             real_nccl=real_nccl() if device.kind == "real" else None,
         )
         seat = Seat(session, placement)
-        group = RankGroup(lambda rank: seat, program.argv, logs, echo=config.echo, device=device.kind)
+        group = RankGroup(
+            lambda rank: seat, program.argv, logs,
+            echo=config.echo, may_start=session.take_turn, device=device.kind,
+        )  # fmt: skip
         failure: PrismError | None = None
         try:
             group.run(sandbox)

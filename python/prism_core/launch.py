@@ -199,6 +199,7 @@ class RankGroup:
         jobs: How many processes may run at a time; 0 = all of them.
         echo: Also copy the output to stderr, each line with its rank.
         device: Kind of the device; says which libraries are preloaded.
+        may_start: Asked before a rank is started; no means later.
     """
 
     def __init__(
@@ -210,7 +211,9 @@ class RankGroup:
         jobs: int = 0,
         echo: bool = False,
         device: str = "emulated",
+        may_start: Callable[[int], bool] = lambda _: True,
     ) -> None:
+        self._may_start = may_start
         self._seat_of = seat_of
         self._seats: dict[int, Seat] = {}
         self._argv = list(argv)
@@ -246,7 +249,7 @@ class RankGroup:
     def _watch(self, waiting: deque[int], result: GroupResult) -> None:
         next_status = time.monotonic() + STATUS_EVERY_S
         while waiting or self._running:
-            while waiting and (self._jobs <= 0 or len(self._running) < self._jobs):
+            while waiting and (self._jobs <= 0 or len(self._running) < self._jobs) and self._may_start(waiting[0]):
                 with self._signals.held():
                     self._start(waiting.popleft())
             self._reap(result)

@@ -28,6 +28,7 @@ from nccl_values import (
     PROD,
     SUM,
     UINT8,
+    UINT64,
     contribution,
     encode,
     reduced,
@@ -224,6 +225,67 @@ def make_operator(comm: Any, dtype: int, scalar: np.ndarray, *, immediate: bool 
     op = integer()
     ok(nccl.ncclRedOpCreatePreMulSum(ctypes.byref(op), pointer(scalar), dtype, int(immediate), comm))
     return op.value
+
+
+def case_mirrored(rank: int, n: int, identifier: UniqueId) -> None:
+    """Ranks 1 and 3 of 6 run: ranks 0 and 2 are like rank 1, ranks 4 and 5 like rank 3."""
+    comm = init(n, identifier, rank)
+    like = [1, 1, 1, 3, 3, 3]
+    for dtype in range(12):
+        parts = [contribution(dtype, r, 33, 3) for r in like]
+        out = np.zeros(n * 33, parts[0].dtype)
+        ok(nccl.ncclAllGather(pointer(parts[rank]), pointer(out), 33, dtype, comm, None))
+        check(out, np.concatenate(parts), ("mirrored all-gather", dtype))
+        for op in (SUM, PROD, MAX, MIN, AVG):
+            out = np.zeros_like(parts[0])
+            ok(nccl.ncclAllReduce(pointer(parts[rank]), pointer(out), 33, dtype, op, comm, None))
+            if dtype <= UINT64 or op in (MAX, MIN):
+                check(out, reduced(parts, dtype, op), ("mirrored all-reduce", dtype, op))
+            elif dtype in (F32, F64):
+                # A product of equal factors, rounded once.
+                np.testing.assert_allclose(out, reduced(parts, dtype, op), rtol=1e-4)
+    # Large: nothing is known, and nothing is touched. What nobody who runs sends, neither.
+    large = np.full(1 << 20, 7, np.float32)
+    ok(nccl.ncclAllReduce(pointer(large), pointer(large), large.size, F32, SUM, comm, None))
+    check(large, np.full(1 << 20, 7, np.float32), "large")
+    ok(nccl.ncclBroadcast(pointer(large), pointer(large), 9, F32, 5, comm, None))
+    ok(nccl.ncclRecv(pointer(large), 9, F32, 0, comm, None))
+    check(large, np.full(1 << 20, 7, np.float32), "from a virtual rank")
+    # Between the two that run all is real.
+    token, peer = np.array([rank], np.int32), 4 - rank
+    ok(nccl.ncclGroupStart())
+    ok(nccl.ncclSend(pointer(token), 1, INT32, peer, comm, None))
+    got = np.zeros(1, np.int32)
+    ok(nccl.ncclRecv(pointer(got), 1, INT32, peer, comm, None))
+    ok(nccl.ncclGroupEnd())
+    check(got, np.array([peer], np.int32), "between running ranks")
+    ok(nccl.ncclBroadcast(pointer(token), pointer(got), 1, INT32, 3, comm, None))
+    check(got, np.array([3], np.int32), "from a running root")
+    ok(nccl.ncclCommDestroy(comm))
+
+
+def case_ruled(rank: int, n: int, identifier: UniqueId) -> None:
+    """A split where virtual members have colours by a rule, and messages from them."""
+    comm = init(n, identifier, rank)
+    child = split(comm, rank % 2, -rank)
+    members = [r for r in reversed(range(n)) if r % 2 == rank % 2]
+    assert (fact(nccl.ncclCommCount, child), fact(nccl.ncclCommUserRank, child)) == (len(members), members.index(rank))
+    mine, out = np.array([rank], np.int64), np.zeros(len(members), np.int64)
+    ok(nccl.ncclAllGather(pointer(mine), pointer(out), 1, INT64, child, None))
+    check(out, np.array(members, np.int64), "ranks by a rule")
+    got = np.zeros(4, np.float32)
+    for k in range(3):
+        ok(nccl.ncclRecv(pointer(got), 4, F32, n - 1, comm, None))
+        check(got, np.full(4, 100 * k + rank, np.float32), ("message by a rule", k))
+    ok(nccl.ncclCommDestroy(child))
+    ok(nccl.ncclCommDestroy(comm))
+
+
+def case_stuck(rank: int, n: int, identifier: UniqueId) -> None:
+    """Everybody receives first."""
+    comm, value = init(n, identifier, rank), np.zeros(1, np.int32)
+    code = nccl.ncclRecv(pointer(value), 1, INT32, (rank + 1) % n, comm, None)
+    assert code in (REMOTE, USAGE), code
 
 
 def case_premul(rank: int, n: int, identifier: UniqueId) -> None:

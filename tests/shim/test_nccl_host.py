@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,16 @@ HANG_S = 240.0
 
 
 @contextmanager
-def session(live: int, world: int) -> Iterator[tuple[Any, dict[str, str]]]:
-    """An engine with ranks ``0..live`` of ``world`` on the host device, and the environment of its processes."""
+def session(
+    live: Sequence[int], world: int, *, at_once: int = 0, values: Any = None
+) -> Iterator[tuple[Any, dict[str, str]]]:
+    """An engine with the ranks ``live`` of ``world``, and the environment of its processes (host device).
+
+    At most ``at_once`` of them run at a time; ``values`` are the rules for the others.
+    """
     profile = _native.profile_toml("h100-sxm")
-    options = {"mode": "collect", "world_size": world, "live": list(range(live)), "profile": profile}
-    engine = _native.Session(json.dumps(options))
+    options = {"mode": "collect", "world_size": world, "live": list(live), "profile": profile, "at_once": at_once}
+    engine = _native.Session(json.dumps(options), values=values)
     with tempfile.TemporaryDirectory(prefix="prism-") as folder:
         socket = engine.listen(str(Path(folder) / "s"))
         yield (
@@ -54,31 +59,43 @@ def unique_id() -> str:
     return bytes(identifier).hex()
 
 
-def run(case: str, ranks: int, tmp_path: Path, world: int | None = None) -> dict[str, Any]:
-    """Runs a program on so many ranks; the engine's summary."""
-    with session(ranks, world or ranks) as (engine, environment):
-        identifier = unique_id()
-        command = [sys.executable, str(PROGRAM), case]
-        pipe = subprocess.PIPE
-        processes = [
-            subprocess.Popen(
-                [*command, str(rank), str(ranks), identifier, str(tmp_path)],
-                env=environment | {"PRISM_RANK": str(rank)},
-                stdout=pipe,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank in range(ranks)
-        ]
-        try:
-            outputs = [process.communicate(timeout=HANG_S)[0] for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-        assert [output.splitlines()[-1:] for output in outputs] == [["done"]] * ranks, "\n".join(outputs)
-        assert [process.returncode for process in processes] == [0] * ranks
+def run(
+    case: str, ranks: int, tmp_path: Path, world: int | None = None, live: Sequence[int] | None = None, **how: Any
+) -> dict[str, Any]:
+    """Runs a program of so many ranks, or the ranks ``live`` of it; the engine's summary.
+
+    ``how``: see :func:`session`.
+    """
+    live = list(range(ranks)) if live is None else live
+    identifier = unique_id()
+    command = [sys.executable, str(PROGRAM), case]
+    commands = [(rank, [*command, str(rank), str(ranks), identifier, str(tmp_path)]) for rank in live]
+    with session(live, world or ranks, **how) as (engine, environment):
+        outputs = run_processes(commands, environment)
+        assert [output.splitlines()[-1:] for output in outputs] == [["done"]] * len(live), "\n".join(outputs)
         summary: dict[str, Any] = json.loads(engine.finish())
         return summary
+
+
+def run_processes(commands: Sequence[tuple[int, Sequence[str]]], environment: dict[str, str]) -> list[str]:
+    """Runs a command for each rank, all at once; what they print. They must end well."""
+    processes = [
+        subprocess.Popen(
+            command,
+            env=environment | {"PRISM_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank, command in commands
+    ]
+    try:
+        outputs = [process.communicate(timeout=HANG_S)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(outputs)
+    return outputs
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -132,7 +149,7 @@ WITH_A_DEVICE = {
 @pytest.mark.parametrize("version", ["2.27.7", "2.30.7", "2.32.3"])
 def test_answers_like_nccl_where_no_device_is_needed(version: str) -> None:
     wanted = json.loads(nccl_support.shared(f"edge_cu12-{version}.json").read_text())
-    with session(1, 1) as (_, environment):
+    with session([0], 1) as (_, environment):
         answers = nccl_support.edge_answers(environment | {"PRISM_RANK": "0", "PRISM_NCCL_VERSION": version})
     for case, expected in WITH_A_DEVICE.items():
         answer = ast.literal_eval(answers.pop(case))

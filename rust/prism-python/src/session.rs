@@ -3,6 +3,7 @@
 use crate::error::{ConfigError, from_json, from_session};
 use crate::graph::{Graph, Recording};
 use crate::replay::{perturb_of, profile_of, slow_of};
+use prism_engine::hybrid::values::{Rows, ValueCall, ValueProvider};
 use prism_engine::hybrid::{self, SessionMode, SessionOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -40,17 +41,59 @@ fn text(key: &[u8]) -> PyResult<&str> {
     std::str::from_utf8(key).map_err(|_| ConfigError::new_err("store keys must be UTF-8"))
 }
 
+/// A Python callable that says what virtual members contribute: JSON of the call in; `None` (no rule), `"mirror"`, `"shape"` or
+/// the bytes of the rows out.
+struct PythonValues(Py<PyAny>);
+
+impl ValueProvider for PythonValues {
+    fn values(&self, call: &ValueCall) -> Result<Rows, String> {
+        let text = serde_json::to_string(call).map_err(|error| error.to_string())?;
+        Python::attach(|py| {
+            let answer = self.0.bind(py).call1((text,)).map_err(|error| format!("the rules failed: {error}"))?;
+            if answer.is_none() {
+                return Ok(Rows::NoRule);
+            }
+            if let Ok(rows) = answer.cast::<PyBytes>() {
+                return Ok(Rows::Values(rows.as_bytes().to_vec()));
+            }
+            match answer.extract::<&str>() {
+                Ok("mirror") => Ok(Rows::Mirror),
+                Ok("shape") => Ok(Rows::Shape),
+                _ => Err(format!("the rules gave {answer}: neither None, 'mirror', 'shape' nor bytes")),
+            }
+        })
+    }
+}
+
+/// Processes at a time, 0 for any number.
+fn at_once_of(options: &Value) -> PyResult<usize> {
+    let at_once = options.get("at_once").map_or(Some(0), Value::as_u64);
+    let at_once = at_once.and_then(|number| usize::try_from(number).ok());
+    at_once.ok_or_else(|| ConfigError::new_err("at_once must be a number of processes"))
+}
+
 #[pymethods]
 impl Session {
     /// `options_json`: `mode` (collect or emulate), `world_size`, `profile` (TOML text), `live` (ranks), `slow`,
-    /// `perturb` (TOML text, only to emulate).
+    /// `perturb` (TOML text, only to emulate), `at_once` (live ranks that run at a time; the others wait in their calls).
+    /// `values`: called with JSON of each call that virtual members take part in, from the session's threads.
     #[new]
-    #[pyo3(signature = (options_json, graph=None))]
-    fn new(py: Python<'_>, options_json: &str, graph: Option<PyRef<'_, Graph>>) -> PyResult<Self> {
+    #[pyo3(signature = (options_json, graph=None, values=None))]
+    fn new(
+        py: Python<'_>,
+        options_json: &str,
+        graph: Option<PyRef<'_, Graph>>,
+        values: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
         let options: Value = serde_json::from_str(options_json).map_err(|error| from_json("options", &error))?;
         let graph = graph.map(|graph| graph.inner(py)).transpose()?;
+        let at_once = at_once_of(&options)?;
         let options = options_of(&options, graph.as_deref())?;
         let inner = hybrid::Session::new(options, graph).map_err(|error| from_session(&error))?;
+        inner.play_at_once(at_once);
+        if let Some(values) = values {
+            inner.set_values(Arc::new(PythonValues(values)));
+        }
         Ok(Self { inner })
     }
 
@@ -68,6 +111,11 @@ impl Session {
     /// The value of a key only an absent rank would set, if it is an NCCL id.
     fn absent_value<'py>(&self, py: Python<'py>, key: &[u8]) -> PyResult<Option<Bound<'py, PyBytes>>> {
         Ok(self.inner.absent_value(text(key)?).map(|value| PyBytes::new(py, &value)))
+    }
+
+    /// May the process of a rank start? If so it has a turn from now on.
+    fn take_turn(&self, rank: u32) -> bool {
+        self.inner.take_turn(rank)
     }
 
     /// The process of a rank has exited.

@@ -38,12 +38,32 @@ pub enum ControlKind {
     /// How long a collective would take if all members came at once. Payload: `comm_id: u32, f: u32, root: u32,
     /// count: u64` (`f` and the count as in [`crate::message::RecordKind::Collective`]). Answer: `ns: u64`.
     CommEstimate = 10,
+    /// Where the running members of a communicator exchange data through files. Payload: `comm_id: u32`. Answer:
+    /// `exchange: u32` (equal on all members), then `count: u32, group_ranks: [u32; count]` of the members that run.
+    CommExchange = 11,
+    /// Contributions that lie ready in their files. Payload: `parks: u32, count: u32`, then of each `exchange: u32,
+    /// from: u32, number: u64, readers: u32` ([`Contribution`]). `parks` 1: the process gives up its turn; 0: it runs on,
+    /// turn or not. Answer: empty.
+    Contribute = 12,
+    /// Waits a little for contributions, and for a turn. Payload: as [`Self::Contribute`] (`parks` and `readers` are 0).
+    /// Answer: `state: u32, rank: u32`: state 0 not yet, 1 all are there and the process has a turn, 2 `rank` (of the job)
+    /// has ended or left the communicator without contributing.
+    Await = 13,
+    /// Contributions were read. Payload: as [`Self::Await`]. Answer: empty. A file is removed after its last reader.
+    Taken = 14,
+    /// What virtual members contribute, by the user's rules. Payload: `comm_id: u32, kind: u32, dtype: u32, op: u32,
+    /// root: u32, number: u64, count: u64, row_bytes: u64`. `kind` is that of a collective, 100 for a receive (`root`: the
+    /// peer), 101 for the colour and key of a split. Answer: `verdict: u32` (0 no rule, 1 mirror, 2 shape only, 3 rows), then
+    /// one row of `row_bytes` for all virtual members, or one for each in group-rank order.
+    Values = 15,
+    /// How payloads of a communicator came about. Payload: `comm_id: u32, kind: u32, tier: u32, count: u64`. Answer: empty.
+    Tier = 16,
     /// On a real device, at the end of a process: how late held streams were released. Payload: `count: u64, p50_ns: u64,
     /// p99_ns: u64, max_ns: u64`. Answer: empty.
-    ReleaseErrors = 12,
+    ReleaseErrors = 17,
     /// Who else is in a communicator of this process. Payload: `comm_id: u32`. Answer: `all_live: u32` (1 when every member is
     /// a process of this session), `key: [u8; 16]`, the same for all members and different for each communicator.
-    CommPeers = 13,
+    CommPeers = 18,
     /// Answer only: the request was refused. Payload: text.
     Refused = 255,
 }
@@ -66,6 +86,12 @@ impl ControlKind {
             K::CommEstimate,
             K::ReleaseErrors,
             K::CommPeers,
+            K::CommExchange,
+            K::Contribute,
+            K::Await,
+            K::Taken,
+            K::Values,
+            K::Tier,
             K::Refused,
         ]
         .into_iter()
@@ -80,6 +106,58 @@ pub const UNIQUE_ID_LOCAL_MAGIC: &[u8; 8] = b"PRISMIDL";
 /// First 8 bytes of a unique id made by the rendezvous store for an absent root: then a u64 hash of the key, then the
 /// key's text, zero padded (cut at 112 bytes).
 pub const UNIQUE_ID_STORE_MAGIC: &[u8; 8] = b"PRISMIDS";
+
+/// `kind` of [`ControlKind::Values`] and [`ControlKind::Tier`] for a message received.
+pub const KIND_RECEIVE: u32 = 100;
+/// `kind` of [`ControlKind::Values`] for the colour and key of a split.
+pub const KIND_SPLIT: u32 = 101;
+/// How a payload came about, as numbered in [`ControlKind::Tier`]: T0 shape only, T1 mirrored, T2 by a rule, T3 exact from
+/// ranks played in turns, and live: exact from ranks that run side by side.
+pub const TIERS: [&str; 5] = ["T0", "T1", "T2", "T3", "live"];
+
+/// What a member of a communicator gives to the others, in a file of the session's directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Contribution {
+    /// Number of the communicator, as the engine counts them.
+    pub exchange: u32,
+    /// Group rank of the member.
+    pub from: u32,
+    /// Which operation: see [`Self::message`] for messages; collectives are counted from 0.
+    pub number: u64,
+    /// Members that will read it.
+    pub readers: u32,
+}
+
+impl Contribution {
+    /// The number of the `k`-th message of a member to group rank `to`.
+    #[must_use]
+    pub fn message(to: u32, k: u64) -> u64 {
+        1 << 63 | u64::from(to) << 40 | k & ((1 << 40) - 1)
+    }
+
+    /// Is it that of a message?
+    #[must_use]
+    pub fn is_message(&self) -> bool {
+        self.number >> 63 != 0
+    }
+
+    /// Its file in the session's directory.
+    #[must_use]
+    pub fn file_name(&self) -> String {
+        format!("x{}-{:x}-{}", self.exchange, self.number, self.from)
+    }
+
+    /// The file with what the members' contributions were reduced to, if one of them has left it.
+    #[must_use]
+    pub fn result_name(exchange: u32, number: u64) -> String {
+        format!("x{exchange}-{number:x}-result")
+    }
+}
+
+/// Key of the configuration text that is `1` where only some of the live ranks run at a time.
+pub const CONFIG_TURNS: &str = "turns";
+/// Key of the configuration text that is `1` where the user has rules for values.
+pub const CONFIG_RULES: &str = "rules";
 
 /// Key of the configuration text under which the engine lists the ranks that run for real, separated by commas.
 pub const CONFIG_LIVE: &str = "live";

@@ -4,7 +4,7 @@
 
 mod payload;
 
-pub use payload::{CommPeersAnswer, CommSplitAnswer, DeviceMode, Hello, HelloAnswer, Request};
+pub use payload::{CommPeersAnswer, CommSplitAnswer, DeviceMode, Hello, HelloAnswer, Request, ValuesRequest};
 
 use crate::control::ControlKind;
 use std::io::{self, Read, Write};

@@ -4,6 +4,7 @@
 //! per step, those of the 8-bit floats through float16. Integers wrap.
 
 use crate::floats::{Brain, E4m3, E5m2, Half, Small};
+use crate::values::Number;
 use prism_wire::message::{DataType, ReduceOp};
 
 /// An element NCCL reduces. Every bit pattern is a value.
@@ -155,19 +156,26 @@ macro_rules! by_type {
 }
 
 impl Reduction {
-    /// `into[i] = parts[0][i] op parts[1][i] op ...`, in that order. `into` may be one of the parts.
+    /// `into[i] = parts[0][i] op parts[1][i] op ...`, in that order. `into` may be one of the parts. A part with a weight
+    /// stands for so many members with equal contributions, rounded once.
     ///
     /// # Safety
     /// Every part is readable and `into` writable for `count` elements; they need not be aligned.
-    pub(crate) unsafe fn fold(&self, parts: &[*const u8], into: *mut u8, count: usize) {
+    pub(crate) unsafe fn fold(&self, parts: &[*const u8], weights: Option<&[u32]>, into: *mut u8, count: usize) {
         // SAFETY: passed on to the caller.
-        unsafe { by_type!(self.dtype, fold::<_>(self, parts, into, count)) }
+        unsafe { by_type!(self.dtype, fold::<_>(self, parts, weights, into, count)) }
     }
 }
 
 /// # Safety
 /// As for [`Reduction::fold`].
-unsafe fn fold<T: Element>(reduction: &Reduction, parts: &[*const u8], into: *mut u8, count: usize) {
+unsafe fn fold<T: Element + Number>(
+    reduction: &Reduction,
+    parts: &[*const u8],
+    weights: Option<&[u32]>,
+    into: *mut u8,
+    count: usize,
+) {
     let n = reduction.n;
     // SAFETY: eight bytes, no element is larger.
     let multiplier = || unsafe { (&raw const reduction.multiplier).cast::<T>().read_unaligned() };
@@ -183,11 +191,20 @@ unsafe fn fold<T: Element>(reduction: &Reduction, parts: &[*const u8], into: *mu
         ReduceOp::Max => T::max,
     };
     let is_average = reduction.op == ReduceOp::Avg;
+    let weigh: fn(T, u32) -> T = match reduction.op {
+        ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum => T::times,
+        ReduceOp::Prod => T::power,
+        ReduceOp::Min | ReduceOp::Max => |value, _| value,
+    };
     for index in 0..count {
         // SAFETY: within the ranges the caller vouches for.
         let element = |part: &*const u8| unsafe { part.cast::<T>().add(index).read_unaligned() };
         let scaled = |value: T| scale.map_or(value, |factor| value.mul(factor));
-        let folded = parts.iter().map(element).map(scaled).reduce(step);
+        let elements = parts.iter().map(element).map(scaled);
+        let folded = match weights {
+            Some(weights) => elements.zip(weights).map(|(value, weight)| weigh(value, *weight)).reduce(step),
+            None => elements.reduce(step),
+        };
         let Some(folded) = folded else { return };
         let result = if is_average { folded.divided(n) } else { folded };
         // SAFETY: as above; the elements of this index have been read.
@@ -204,7 +221,7 @@ mod tests {
         let pointers: Vec<*const u8> = parts.iter().map(|part| core::ptr::from_ref(part).cast()).collect();
         let reduction = Reduction { dtype, op, n: N as u32, multiplier };
         // SAFETY: one element each.
-        unsafe { reduction.fold(&pointers, (&raw mut result).cast(), 1) };
+        unsafe { reduction.fold(&pointers, None, (&raw mut result).cast(), 1) };
         result
     }
 
@@ -233,6 +250,21 @@ mod tests {
         let third = 1.0_f32 / 3.0;
         assert_eq!(average([1.0, 1.0, 1.0]), (third + third + third).to_bits());
         assert_eq!(folded(DataType::Int8, ReduceOp::Avg, 0, [1_i8; 200]), 0);
+    }
+
+    #[test]
+    fn a_weight_stands_for_equal_members() {
+        let (one, ten) = (1.5_f32, 10.0_f32);
+        let parts = [(&raw const one).cast(), (&raw const ten).cast()];
+        for (op, expected) in
+            [(ReduceOp::Sum, 34.5), (ReduceOp::Prod, 3375.0), (ReduceOp::Max, 10.0), (ReduceOp::Avg, 6.9)]
+        {
+            let mut result = 0.0_f32;
+            let reduction = Reduction { dtype: DataType::Float32, op, n: 5, multiplier: 0 };
+            // SAFETY: one element each.
+            unsafe { reduction.fold(&parts, Some(&[3, 3]), (&raw mut result).cast(), 1) };
+            assert!((result - expected).abs() < 1e-5, "{op:?}: {result}");
+        }
     }
 
     #[test]

@@ -231,6 +231,12 @@ pub(crate) fn interrupted() -> Failure {
 
 /// Joins the communicator with this key as `rank` of `nranks`; waits until all members have.
 pub(crate) fn join(comm: Comm, key: Key, nranks: usize, rank: usize) -> Result<Channel, Failure> {
+    let addresses = meet(comm, key, nranks, rank)?;
+    connect(comm, key, addresses, rank)
+}
+
+/// The addresses of all members of the communicator with this key, once all have come.
+pub(crate) fn meet(comm: Comm, key: Key, nranks: usize, rank: usize) -> Result<Vec<Address>, Failure> {
     let hub = hub()?;
     let folder = hub.directory.join(format!("c{:016x}{:016x}", key[0], key[1]));
     publish(hub, &folder, nranks, rank)?;
@@ -246,7 +252,7 @@ pub(crate) fn join(comm: Comm, key: Key, nranks: usize, rank: usize) -> Result<C
         let text = format!("rank {} joined a communicator as two of its members", twice.1.rank);
         return Err(Failure::new(Code::InvalidUsage, text));
     }
-    connect(comm, key, addresses, rank)
+    Ok(addresses)
 }
 
 fn publish(hub: &Hub, folder: &Path, nranks: usize, rank: usize) -> Result<(), Failure> {

@@ -38,18 +38,11 @@ impl Collective {
         }
         let own = [core::ptr::with_exposed_provenance(payload.send)];
         // SAFETY: the caller of NCCL gave both buffers.
-        unsafe { self.reduction().fold(&own, core::ptr::with_exposed_provenance_mut(payload.recv), count) };
+        unsafe { self.reduction().fold(&own, None, core::ptr::with_exposed_provenance_mut(payload.recv), count) };
     }
 
     fn tag(&self) -> Tag {
-        let payload = &self.payload;
-        Tag {
-            kind: payload.kind as u8,
-            dtype: payload.dtype as u8,
-            op: payload.op as u8,
-            root: payload.root,
-            count: payload.count,
-        }
+        Tag::of(&self.payload)
     }
 
     fn element(&self) -> usize {
@@ -62,19 +55,7 @@ impl Collective {
     }
 
     fn reduction(&self) -> Reduction {
-        let payload = &self.payload;
-        let multiplier = match payload.scale.map(|scale| scale.scalar) {
-            Some(Scalar::Value(bits)) => bits,
-            Some(Scalar::Device(address)) => {
-                let mut bytes = [0_u8; 8];
-                let from = core::ptr::with_exposed_provenance::<u8>(address);
-                // SAFETY: the caller of NCCL gave the address of one element of the type; no type is larger than eight bytes.
-                unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(from, self.element()) };
-                u64::from_le_bytes(bytes)
-            }
-            None => 0,
-        };
-        Reduction { dtype: payload.dtype, op: payload.op, n: payload.nranks, multiplier }
+        reduction_of(&self.payload)
     }
 
     /// A stage that receives `count` elements from every other member and folds them with one's own at `own` into `into`.
@@ -93,7 +74,7 @@ impl Collective {
             let part = |peer| core::ptr::with_exposed_provenance(if peer == rank { own } else { place(peer) });
             let parts: Vec<*const u8> = (0..nranks).map(part).collect();
             // SAFETY: the caller of NCCL gave `own` and `into`; the other parts are ours, and were just received.
-            unsafe { reduction.fold(&parts, core::ptr::with_exposed_provenance_mut(into), count) };
+            unsafe { reduction.fold(&parts, None, core::ptr::with_exposed_provenance_mut(into), count) };
             drop(others);
         })
     }
@@ -221,6 +202,23 @@ impl Work for Collective {
             _ => self.moves(),
         })
     }
+}
+
+/// What a collective does to the members' elements.
+pub(crate) fn reduction_of(payload: &Payload) -> Reduction {
+    let multiplier = match payload.scale.map(|scale| scale.scalar) {
+        Some(Scalar::Value(bits)) => bits,
+        Some(Scalar::Device(address)) => {
+            let mut bytes = [0_u8; 8];
+            let from = core::ptr::with_exposed_provenance::<u8>(address);
+            let size = payload.dtype.size_bytes() as usize;
+            // SAFETY: the caller of NCCL gave the address of one element of the type; no type is larger than eight bytes.
+            unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(from, size) };
+            u64::from_le_bytes(bytes)
+        }
+        None => 0,
+    };
+    Reduction { dtype: payload.dtype, op: payload.op, n: payload.nranks, multiplier }
 }
 
 /// Copies within this process; the ranges may overlap.

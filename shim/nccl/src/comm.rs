@@ -11,8 +11,13 @@ use crate::Handle;
 use crate::abi::{Code, CommConfig};
 use crate::channel::Channel;
 use crate::guard::Failure;
+use crate::notes::Tier;
 use crate::passthrough::Real;
+use crate::session::Session;
+use crate::shares::Shares;
 use extras::Extras;
+use prism_wire::control::{KIND_RECEIVE, TIERS};
+use prism_wire::frame::Request;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,7 +37,14 @@ const ABORTED: u32 = 8;
 const CONNECTED: u32 = 16;
 const SUSPENDED: u32 = 32;
 /// A communicator of the real NCCL is behind it.
-const REAL: u32 = 64;
+const REAL: u32 = 128;
+/// It exchanges through files.
+const SHARED: u32 = 64;
+
+/// Collectives and receives, by [`CollectiveKind`]'s numbers and then the receive.
+const KINDS: usize = 9;
+/// In a counter of [`Slot::tiers`]: something was reported of it before.
+const REPORTED: u32 = 1 << 31;
 
 /// No outcome of the operation under way yet; else its code plus one, so that an unused slot is all zero.
 const NO_OUTCOME: i32 = 0;
@@ -50,9 +62,11 @@ struct Slot {
     /// Result of the operation under way on a non-blocking communicator, shown with the next poll.
     outcome: AtomicI32,
     extras: Mutex<Option<Box<Extras>>>,
+    /// Payloads by tier and kind that the engine was not told of yet.
+    tiers: [[AtomicU32; KINDS]; TIERS.len()],
 }
 
-const _: () = assert!(size_of::<Slot>() == 128);
+const _: () = assert!(size_of::<Slot>() == 256);
 
 static SLOTS: [Slot; MAX_COMMS] = [const {
     Slot {
@@ -65,6 +79,7 @@ static SLOTS: [Slot; MAX_COMMS] = [const {
         async_error: AtomicI32::new(0),
         outcome: AtomicI32::new(NO_OUTCOME),
         extras: Mutex::new(None),
+        tiers: [const { [const { AtomicU32::new(0) }; KINDS] }; TIERS.len()],
     }
 }; MAX_COMMS];
 
@@ -152,6 +167,9 @@ fn create_with(register: impl FnOnce(u32) -> Result<NewComm, Failure>, state: Co
     slot.flags.store(if new.config.blocking { 0 } else { NON_BLOCKING }, Ordering::Relaxed);
     slot.async_error.store(state as i32, Ordering::Relaxed);
     slot.outcome.store(NO_OUTCOME, Ordering::Relaxed);
+    for counter in slot.tiers.iter().flatten() {
+        counter.store(0, Ordering::Relaxed);
+    }
     *lock(&slot.extras) = None;
     slot.magic.store(MAGIC, Ordering::Release);
     Ok(Comm(slot))
@@ -175,6 +193,9 @@ pub(crate) fn forget_all() {
     for slot in SLOTS.iter().take(USED.load(Ordering::Acquire) as usize) {
         slot.magic.store(0, Ordering::Relaxed);
         slot.flags.store(0, Ordering::Relaxed);
+        for counter in slot.tiers.iter().flatten() {
+            counter.store(0, Ordering::Relaxed);
+        }
     }
 }
 
@@ -191,6 +212,19 @@ pub(crate) fn take_aborted() -> Vec<u32> {
     let slots = SLOTS.iter().take(USED.load(Ordering::Acquire) as usize);
     let aborted = slots.filter(|slot| slot.flags.fetch_and(!ABORTED, Ordering::AcqRel) & ABORTED != 0);
     aborted.map(|slot| slot.id.load(Ordering::Relaxed)).collect()
+}
+
+/// Tells the engine what [`Comm::count_tier`] has counted, of all communicators.
+pub(crate) fn flush_tiers(session: &Session) {
+    for slot in SLOTS.iter().take(USED.load(Ordering::Acquire) as usize) {
+        for (tier, counters) in slot.tiers.iter().enumerate() {
+            for (column, _) in
+                counters.iter().enumerate().filter(|(_, one)| one.load(Ordering::Relaxed) & !REPORTED != 0)
+            {
+                Comm(slot).report_tier(session, tier, column);
+            }
+        }
+    }
 }
 
 impl Comm {
@@ -262,8 +296,8 @@ impl Comm {
         let is_first = self.end();
         if is_first {
             // Whom it is connected to notices.
-            if self.has(CONNECTED) {
-                self.extras(|extras| extras.channel = None);
+            if self.has(CONNECTED | SHARED) {
+                self.extras(|extras| (extras.channel, extras.shares) = (None, None));
             }
             let index = (self.handle().addr() - SLOTS.as_ptr().addr()) / size_of::<Slot>();
             lock(&FREE).returned.push_back(index);
@@ -386,6 +420,43 @@ impl Comm {
         self.extras(|extras| extras.real)
     }
 
+    /// Has it exchange through files.
+    pub(crate) fn set_shares(self, shares: Shares) {
+        self.extras(|extras| extras.shares = Some(Arc::new(shares)));
+        self.set(SHARED);
+    }
+
+    /// Its exchange through files, if it has one.
+    #[inline]
+    pub(crate) fn shares(self) -> Option<Arc<Shares>> {
+        if !self.has(SHARED) {
+            return None;
+        }
+        self.extras(|extras| extras.shares.clone())
+    }
+
+    /// Counts a payload whose values came about by `tier`. The first of its sort is told at once, so that a program that
+    /// dies is covered; the others with [`flush_tiers`].
+    #[inline]
+    pub(crate) fn count_tier(self, session: &Session, tier: Tier, kind: u32) {
+        let column = (kind as usize).min(KINDS - 1);
+        let counter = &self.0.tiers[tier as usize][column];
+        if counter.fetch_add(1, Ordering::Relaxed) & REPORTED == 0 {
+            self.report_tier(session, tier as usize, column);
+        }
+    }
+
+    #[cold]
+    fn report_tier(self, session: &Session, tier: usize, column: usize) {
+        let count = self.0.tiers[tier][column].swap(REPORTED, Ordering::Relaxed) & !REPORTED;
+        if count == 0 {
+            return;
+        }
+        let kind = if column == KINDS - 1 { KIND_RECEIVE } else { column as u32 };
+        // A dead engine is reported by the calls that need it.
+        let _ = session.control(&Request::Tier { comm_id: self.id(), kind, tier: tier as u32, count: count.into() });
+    }
+
     /// Was it suspended?
     pub(crate) fn is_suspended(self) -> bool {
         self.has(SUSPENDED)
@@ -433,7 +504,7 @@ mod tests {
         let comm = new(4);
         let address = comm.handle().addr();
         assert_eq!(check(comm.handle(), "f").ok().map(Comm::nranks), Some(4));
-        for wrong in [0, 1, 8, address + 8, address - 1, address + MAX_COMMS * 128, usize::MAX] {
+        for wrong in [0, 1, 8, address + 8, address - 1, address + MAX_COMMS * 256, usize::MAX] {
             assert!(check(core::ptr::without_provenance_mut(wrong), "f").is_err(), "{wrong:#x}");
         }
         assert!(comm.close());

@@ -9,6 +9,7 @@ use crate::abi::Code;
 use crate::channel::{self, Channel, LOOK};
 use crate::comm::Comm;
 use crate::guard::{Failure, Outcome};
+use crate::values::Payload;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -33,10 +34,22 @@ pub(crate) const SPLIT: u8 = 101;
 
 const NAMES: [&str; 8] =
     ["AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce", "AlltoAll", "Gather", "Scatter"];
-const HEADER_BYTES: usize = 24;
+pub(crate) const HEADER_BYTES: usize = 24;
 
 impl Tag {
-    fn header(self, bytes: usize) -> [u8; HEADER_BYTES] {
+    /// That of a collective.
+    pub(crate) fn of(payload: &Payload) -> Self {
+        Self {
+            kind: payload.kind as u8,
+            dtype: payload.dtype as u8,
+            op: payload.op as u8,
+            root: payload.root,
+            count: payload.count,
+        }
+    }
+
+    /// As bytes, for `bytes` of data.
+    pub(crate) fn header(self, bytes: usize) -> [u8; HEADER_BYTES] {
         let mut header = [0; HEADER_BYTES];
         header[..3].copy_from_slice(&[self.kind, self.dtype, self.op]);
         header[4..8].copy_from_slice(&self.root.to_le_bytes());
@@ -58,6 +71,13 @@ fn describe(header: &[u8; HEADER_BYTES]) -> String {
             format!("{name} of {} elements of type {}, operation {}, root {root}", long(8), header[1], header[2])
         }
     }
+}
+
+/// Members call different things.
+#[cold]
+pub(crate) fn mismatch(peer: usize, theirs: &[u8; HEADER_BYTES], own: &[u8; HEADER_BYTES]) -> Failure {
+    let text = format!("group rank {peer} calls {} where this rank calls {}", describe(theirs), describe(own));
+    Failure::new(Code::InvalidUsage, text)
 }
 
 /// One side of a message. Addresses are exposed ones of the caller's or of the stage's own buffers.
@@ -272,14 +292,7 @@ impl Part {
                 return Ok(Moved::Nothing);
             }
             if header != self.header {
-                return Err(Failure::new(
-                    Code::InvalidUsage,
-                    format!(
-                        "group rank {peer} calls {} where this rank calls {}",
-                        describe(&header),
-                        describe(&self.header)
-                    ),
-                ));
+                return Err(mismatch(peer, &header, &self.header));
             }
             receive_into(fd, header.as_mut_ptr(), HEADER_BYTES, 0).map_err(|error| gone(&error))?;
             return Ok(self.moved(HEADER_BYTES));

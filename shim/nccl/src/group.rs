@@ -8,9 +8,10 @@ use crate::guard::{Failure, Outcome};
 use crate::ops::Call;
 use crate::passthrough;
 use crate::session::{self, Session};
+use crate::shares::{self, Share};
 use crate::values::Payload;
 use prism_wire::frame::Request;
-use prism_wire::message::{Record, RecordKind};
+use prism_wire::message::{DataType, Record, RecordKind};
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -43,6 +44,9 @@ pub(crate) struct Message {
     pub(crate) peer: u32,
     pub(crate) address: usize,
     pub(crate) bytes: u64,
+    /// Elements as given to NCCL.
+    pub(crate) count: u64,
+    pub(crate) dtype: DataType,
 }
 
 #[derive(Default)]
@@ -183,9 +187,9 @@ fn meet(mut meetings: Vec<Meeting>) -> Outcome {
 /// Launches one operation outside any group, where the call waits or has somebody wait for it.
 pub(crate) fn launch_alone(session: &'static Session, operation: Pending) -> Outcome {
     let cancelled = cancelled_with(core::slice::from_ref(&operation));
-    session.fill_before(operation.payload.as_ref());
+    session.fill_before(operation.comm, operation.payload.as_ref());
     session.append_unless(&operation.record, &cancelled)?;
-    session.fill_after(operation.payload.as_ref());
+    session.fill_after(&operation);
     finish(session, vec![operation])
 }
 
@@ -213,8 +217,8 @@ fn launch_all(operations: Vec<Pending>, room: &mut Vec<Pending>) -> Outcome {
         let cancelled = || on_host.as_ref().is_some_and(|cancelled| cancelled());
         for operation in &operations {
             session.append_unless(&Record { h: ordinal, ..operation.record }, &cancelled)?;
-            session.fill_before(operation.payload.as_ref());
-            session.fill_after(operation.payload.as_ref());
+            session.fill_before(operation.comm, operation.payload.as_ref());
+            session.fill_after(operation);
         }
         for (send, recv) in messages {
             copy_message(session, send, recv);
@@ -281,18 +285,26 @@ pub(crate) fn in_background(may_wait: bool, work: impl FnOnce() -> Outcome + Sen
 }
 
 fn finish_now(session: &Session, operations: &[Pending]) -> Outcome {
-    session.complete(&cancelled_with(operations))?;
+    let is_cancelled = cancelled_with(operations);
+    let complete = || session.complete(&is_cancelled);
+    let shares: Vec<Share> = operations.iter().filter_map(share_of).collect();
+    if shares.is_empty() {
+        complete()?;
+    } else {
+        shares::run(session, &shares, complete, &is_cancelled)?;
+    }
     if !session.is_host() {
         return Ok(());
     }
     let mut jobs: Vec<(u32, Job, Stage)> = Vec::new();
     for operation in operations {
         let Some(channel) = operation.comm.channel() else {
-            if let Some(payload) = &operation.payload {
-                crate::ops::fill(session, payload);
+            if operation.comm.shares().is_none() {
+                crate::ops::fill_operation(session, operation);
             }
             continue;
         };
+        crate::ops::note_live(session, operation);
         let id = operation.record.e;
         let at = jobs.iter().position(|(other, ..)| *other == id).unwrap_or_else(|| {
             jobs.push((id, Job::new(operation.comm, channel), Stage::default()));
@@ -314,6 +326,12 @@ fn finish_now(session: &Session, operations: &[Pending]) -> Outcome {
         job
     });
     exchange::run(ready.collect())
+}
+
+/// What an operation exchanges through files, if that is how its communicator does it.
+fn share_of(operation: &Pending) -> Option<Share> {
+    let shares = operation.comm.shares()?;
+    Share::new(operation.comm, operation.record.e, shares, operation.payload, operation.message)
 }
 
 fn next_ordinal() -> u32 {

@@ -41,6 +41,7 @@ mod notes;
 mod ops;
 mod passthrough;
 mod session;
+mod shares;
 mod staged;
 mod values;
 

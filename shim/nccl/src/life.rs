@@ -6,11 +6,12 @@
 use crate::Handle;
 use crate::abi::{Code, CommConfig, RawUniqueId, SPLIT_NOCOLOR};
 use crate::channel::{self, Channel, Key};
-use crate::comm::{self, Comm, NewComm};
+use crate::comm::{self, Comm, NewComm, Underway};
 use crate::exchange::{self, Job, SPLIT, Stage, Tag};
 use crate::guard::{Failure, Outcome};
 use crate::ops::{ensure_ready, refuse_part};
 use crate::session::{self, Session};
+use crate::shares::{self, Shares};
 use crate::{config, group, passthrough};
 use core::ffi::{CStr, c_char};
 use prism_wire::control::{UNIQUE_ID_BYTES, UNIQUE_ID_STORE_MAGIC};
@@ -76,14 +77,40 @@ pub(crate) fn init(
             session.control(&Request::CommInit { comm_id, nranks, group_rank, unique_id: id.0 })?;
             Ok(new)
         })?;
-        passthrough::join(session, comm).inspect_err(|_| _ = comm.close())?;
-        target.set(Some(comm));
+        target.set(Some(connected(session, comm)?));
         return begun(comm);
     }
-    let id = *id;
+    let key = channel::derive_key(&id.0, b"init");
     found(session, new, target, move |comm| {
-        channel::join(comm, channel::derive_key(&id.0, b"init"), nranks as usize, rank as usize)
+        if !session.has_turns() {
+            return channel::join(comm, key, nranks as usize, rank as usize).map(Found::Connected);
+        }
+        meet_in_turns(session, comm, key).map(Found::Known)
     })
+}
+
+/// The communicator, with what it needs to reach members that run: the real NCCL, or an exchange through files.
+fn connected(session: &Session, comm: Comm) -> Result<Comm, Failure> {
+    let made = passthrough::join(session, comm).and_then(|()| shares::attach(session, comm));
+    made.map(|()| comm).inspect_err(|_| _ = comm.close())
+}
+
+/// How the members of a new communicator reach each other.
+enum Found {
+    /// By connections.
+    Connected(Channel),
+    /// They take turns: only their ranks are known.
+    Known(Vec<u32>),
+}
+
+/// The ranks of all members; those that have not come need this rank's turn.
+fn meet_in_turns(session: &Session, comm: Comm, key: Key) -> Result<Vec<u32>, Failure> {
+    session.contribute(true, Vec::new())?;
+    let addresses = channel::meet(comm, key, comm.nranks() as usize, comm.rank() as usize);
+    let addresses = addresses.inspect_err(|_| _ = session.contribute(false, Vec::new()))?;
+    let id = comm.id();
+    session.await_contributions(&[], &move || comm.is_interrupted_since(id))?;
+    Ok(addresses.into_iter().map(|address| address.rank).collect())
 }
 
 /// A communicator that its members make by meeting; they learn of each other what they need.
@@ -91,18 +118,23 @@ fn found(
     session: &'static Session,
     new: NewComm,
     target: Target,
-    join: impl FnOnce(Comm) -> Result<Channel, Failure> + Send + 'static,
+    join: impl FnOnce(Comm) -> Result<Found, Failure> + Send + 'static,
 ) -> Outcome {
     let is_blocking = new.config.blocking;
     let (comm, underway) = comm::create_unsettled(new)?;
     // Others may abort it from now on.
     target.set(Some(comm));
     meet(is_blocking, move || {
-        let founded = join(comm).and_then(|channel| {
-            let members = channel.members();
-            register_world_or_members(session, comm, members)?;
-            comm.set_channel(channel);
-            Ok(())
+        let founded = join(comm).and_then(|found| match found {
+            Found::Connected(channel) => {
+                register_world_or_members(session, comm, channel.members())?;
+                comm.set_channel(channel);
+                Ok(())
+            }
+            Found::Known(members) => {
+                register_world_or_members(session, comm, members)?;
+                shares::attach(session, comm)
+            }
         });
         let code = founded.as_ref().map_or_else(|failure| failure.code, |()| Code::Success);
         comm.settle(underway, code);
@@ -135,6 +167,13 @@ pub(crate) fn split(parent: Comm, color: i32, key: i32, config: CommConfig, targ
         return Err(Failure::new(Code::InvalidArgument, format!("ncclCommSplit : invalid color {color}")));
     }
     let session = session::of_comm()?;
+    if let Some(parents) = parent.shares().filter(|parents| parents.is_complete() || knows_colors(session)) {
+        let underway = parent.is_non_blocking().then(|| parent.begin());
+        return meet(underway.is_none(), move || {
+            let child = split_in_turns(session, (parent, &parents), (color, key), config);
+            end_of_child(child, underway, target)
+        });
+    }
     let Some(parents) = parent.channel() else {
         let child = match color {
             _ if parent.nranks() > 1 => split_by_engine(session, parent, color, key, config)?,
@@ -148,12 +187,44 @@ pub(crate) fn split(parent: Comm, color: i32, key: i32, config: CommConfig, targ
     let underway = parent.is_non_blocking().then(|| parent.begin());
     meet(underway.is_none(), move || {
         let child = split_by_meeting(session, (parent, &parents), (color, key), step, config);
-        let made = child.map(|child| target.set(child));
-        if let Some(underway) = underway {
-            underway.end(made.as_ref().map_or_else(|failure| failure.code, |()| Code::Success));
-        }
-        made
+        end_of_child(child, underway, target)
     })
+}
+
+/// A child has been made, or not; the operation of its parent is over.
+fn end_of_child(child: Result<Option<Comm>, Failure>, underway: Option<Underway>, target: Target) -> Outcome {
+    let made = child.map(|child| target.set(child));
+    if let Some(underway) = underway {
+        underway.end(made.as_ref().map_or_else(|failure| failure.code, |()| Code::Success));
+    }
+    made
+}
+
+/// Must the rules say which colours virtual members have? Not where the framework tells the members.
+fn knows_colors(session: &Session) -> bool {
+    session.has_rules() && current_group().is_empty()
+}
+
+/// A split whose members exchange through files.
+fn split_in_turns(
+    session: &Session,
+    (parent, parents): (Comm, &Arc<Shares>),
+    (color, key): (i32, i32),
+    config: CommConfig,
+) -> Result<Option<Comm>, Failure> {
+    let choices = shares::all_choices(session, parent, parents, [color, key])?;
+    if color == SPLIT_NOCOLOR {
+        return Ok(None);
+    }
+    subset(session, parent, &members_of(&choices, color), config).map(Some)
+}
+
+/// Members of `parent` with this colour, in the order of their keys.
+fn members_of(choices: &[[i32; 2]], color: i32) -> Vec<u32> {
+    let with_color = choices.iter().enumerate().filter(|(_, choice)| choice[0] == color);
+    let mut members: Vec<(i32, u32)> = with_color.map(|(rank, choice)| (choice[1], rank as u32)).collect();
+    members.sort_unstable();
+    members.into_iter().map(|(_, rank)| rank).collect()
 }
 
 fn split_by_meeting(
@@ -167,14 +238,7 @@ fn split_by_meeting(
     if color == SPLIT_NOCOLOR {
         return Ok(None);
     }
-    let mut members: Vec<(i32, u32)> = choices
-        .iter()
-        .enumerate()
-        .filter(|(_, choice)| choice[0] == color)
-        .map(|(rank, choice)| (choice[1], rank as u32))
-        .collect();
-    members.sort_unstable();
-    let ranks: Vec<u32> = members.into_iter().map(|(_, rank)| rank).collect();
+    let ranks = members_of(&choices, color);
     let step = channel::derive_key(&[step[0].to_le_bytes(), step[1].to_le_bytes()].concat(), &color.to_le_bytes());
     child_of(session, (parent, parents), &ranks, step, config).map(Some)
 }
@@ -227,13 +291,12 @@ fn child_facts(parent: Comm, ranks: &[u32], config: CommConfig) -> Result<NewCom
 
 /// A communicator of some members of `parent` where nobody has to meet.
 fn subset(session: &Session, parent: Comm, ranks: &[u32], config: CommConfig) -> Result<Comm, Failure> {
-    let comm = comm::create(|comm_id| {
+    comm::create(|comm_id| {
         let new = child_facts(parent, ranks, config)?;
         session.control(&Request::CommMembers { comm_id, parent: parent.id(), ranks: ranks.to_vec() })?;
         Ok(new)
-    })?;
-    passthrough::join(session, comm).inspect_err(|_| _ = comm.close())?;
-    Ok(comm)
+    })
+    .and_then(|comm| connected(session, comm))
 }
 
 /// The engine knows the members by the name of the process group.
@@ -265,9 +328,7 @@ fn split_by_engine(
             _ => Err(Failure::new(Code::InternalError, "the engine's answer to ncclCommSplit makes no sense")),
         }
     });
-    let comm = comm?;
-    passthrough::join(session, comm).inspect_err(|_| _ = comm.close())?;
-    Ok(Some(comm))
+    comm.and_then(|comm| connected(session, comm)).map(Some)
 }
 
 /// A communicator of the members of `parent` without those in `excluded`. With `is_abort` the state of `parent` does not
@@ -295,11 +356,7 @@ pub(crate) fn shrink(parent: Comm, excluded: &[i32], is_abort: bool, config: Com
     let underway = parent.is_non_blocking().then(|| parent.begin());
     meet(underway.is_none(), move || {
         let child = child_of(session, (parent, &parents), &ranks, key, config);
-        let made = child.map(|child| target.set(Some(child)));
-        if let Some(underway) = underway {
-            underway.end(made.as_ref().map_or_else(|failure| failure.code, |()| Code::Success));
-        }
-        made
+        end_of_child(child.map(Some), underway, target)
     })
 }
 
@@ -343,7 +400,9 @@ pub(crate) fn grow(parent: Comm, nranks: i32, id: Option<RawUniqueId>, config: C
     let key = parents.child_key(b"grow");
     let rank = parent.rank();
     let new = NewComm { nranks, rank, device: parent.device(), config };
-    found(session, new, target, move |comm| channel::join(comm, key, nranks as usize, rank as usize))
+    found(session, new, target, move |comm| {
+        channel::join(comm, key, nranks as usize, rank as usize).map(Found::Connected)
+    })
 }
 
 /// A new member joins a growing communicator.
@@ -362,7 +421,9 @@ pub(crate) fn grow_into(
         return Err(only_real("ncclCommGrow"));
     }
     let new = NewComm { nranks, rank, device: session.current_device(), config };
-    found(session, new, target, move |comm| channel::join(comm, key, nranks as usize, rank as usize))
+    found(session, new, target, move |comm| {
+        channel::join(comm, key, nranks as usize, rank as usize).map(Found::Connected)
+    })
 }
 
 /// Name of the process group that the framework is just creating, as the hook told the device library; may be empty.

@@ -1,5 +1,6 @@
 //! What the run's summary must say about payloads: how many were mirrored, how many left alone, by collective.
 
+use crate::comm::Comm;
 use crate::session::Session;
 use prism_wire::frame::Request;
 use prism_wire::message::CollectiveKind;
@@ -16,6 +17,21 @@ pub(crate) enum Fate {
     Foreign,
     /// Captured into a graph: the data moves when the graph runs, which we do not see.
     Captured,
+}
+
+/// How values came about, in the order of [`prism_wire::control::TIERS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tier {
+    /// T0: nothing is known of the values.
+    Shape,
+    /// T1: the peers contribute what this rank does.
+    Mirrored,
+    /// T2: by a rule of the user.
+    Rule,
+    /// T3: exact, of ranks that take turns.
+    Turns,
+    /// Exact, of ranks that run side by side.
+    Live,
 }
 
 const FATES: [(Fate, &str); 4] = [
@@ -46,7 +62,9 @@ static SEEN: [[AtomicU64; KINDS.len()]; FATES.len()] =
 /// Counts one payload. The first of its sort is reported at once, so that a program that dies is covered; the others
 /// with [`flush`]. The counts of notes with one text add up to the total.
 #[inline]
-pub(crate) fn count(session: &Session, fate: Fate, kind: CollectiveKind) {
+pub(crate) fn count(session: &Session, comm: Comm, fate: Fate, kind: CollectiveKind) {
+    let tier = if fate == Fate::Mirrored { Tier::Mirrored } else { Tier::Shape };
+    comm.count_tier(session, tier, kind as u32);
     let (row, column) = (fate as usize, kind as usize);
     PENDING[row][column].fetch_add(1, Ordering::Relaxed);
     if SEEN[row][column].load(Ordering::Relaxed) == 0 && SEEN[row][column].swap(1, Ordering::Relaxed) == 0 {

@@ -6,12 +6,12 @@ use crate::collective::Collective;
 use crate::comm::{self, Comm, FIRST_USER_OPERATOR, PreMul};
 use crate::group::{self, Message, Pending};
 use crate::guard::{Failure, Outcome, tell};
-use crate::notes::{self, Fate};
+use crate::notes::{self, Fate, Tier};
 use crate::session::{self, Session};
 use crate::values::{MAX_MIRRORED_BYTES, Payload};
 use crate::{config, guard, passthrough, staged};
 use core::ffi::c_int;
-use prism_wire::control::{UNIQUE_ID_BYTES, UNIQUE_ID_LOCAL_MAGIC};
+use prism_wire::control::{KIND_RECEIVE, UNIQUE_ID_BYTES, UNIQUE_ID_LOCAL_MAGIC};
 use prism_wire::frame::Request;
 use prism_wire::message::{CollectiveKind, CopyDirection, DataType, FLAG_CAPTURED, Record, RecordKind, ReduceOp};
 use std::collections::BTreeSet;
@@ -112,7 +112,7 @@ fn enqueue_on(call: &Call, comm: Comm) -> Outcome {
         is_root: rank == call.root,
     };
     if nranks == 1 {
-        return run_alone(session, call, &payload);
+        return run_alone(session, call, comm, &payload);
     }
     let record = Record {
         kind: RecordKind::Collective as u16,
@@ -133,7 +133,7 @@ fn enqueue_on(call: &Call, comm: Comm) -> Outcome {
     let payload = if record.flags & FLAG_CAPTURED == 0 {
         Some(payload)
     } else {
-        notes::count(session, Fate::Captured, kind);
+        notes::count(session, comm, Fate::Captured, kind);
         None
     };
     if group::is_open() {
@@ -142,9 +142,11 @@ fn enqueue_on(call: &Call, comm: Comm) -> Outcome {
     if session.is_host() || comm.is_non_blocking() {
         return group::launch_alone(session, Pending::new(comm, record, payload, None));
     }
-    session.fill_before(payload.as_ref());
+    session.fill_before(comm, payload.as_ref());
     session.append(&record)?;
-    session.fill_after(payload.as_ref());
+    if let Some(payload) = payload.as_ref().filter(|_| !session.is_real()) {
+        fill(session, comm, payload);
+    }
     Ok(())
 }
 
@@ -180,7 +182,8 @@ fn enqueue_message(session: &'static Session, call: &Call, comm: Comm, dtype: Da
     };
     let bytes = (call.count as u64).saturating_mul(dtype.size_bytes());
     let is_to_self = call.root == comm.rank();
-    let message = Some(Message { is_send, is_to_self, peer: call.root as u32, address: call.recv, bytes });
+    let (peer, count) = (call.root as u32, call.count as u64);
+    let message = Some(Message { is_send, is_to_self, peer, address: call.recv, bytes, count, dtype });
     if group::is_open() {
         return group::push(Pending::new(comm, record, None, message));
     }
@@ -190,11 +193,34 @@ fn enqueue_message(session: &'static Session, call: &Call, comm: Comm, dtype: Da
     if session.is_host() || comm.is_non_blocking() {
         return group::launch_alone(session, Pending::new(comm, record, None, message));
     }
-    session.append(&record)
+    session.append(&record)?;
+    if !is_send {
+        comm.count_tier(session, Tier::Shape, KIND_RECEIVE);
+    }
+    Ok(())
+}
+
+/// Fills what an operation receives that nobody sends for real.
+pub(crate) fn fill_operation(session: &Session, operation: &Pending) {
+    if let Some(payload) = &operation.payload {
+        fill(session, operation.comm, payload);
+    } else if operation.message.is_some_and(|message| !message.is_send && !message.is_to_self) {
+        operation.comm.count_tier(session, Tier::Shape, KIND_RECEIVE);
+    }
+}
+
+/// Counts an operation whose members all run side by side.
+pub(crate) fn note_live(session: &Session, operation: &Pending) {
+    let kind = match (&operation.payload, &operation.message) {
+        (Some(payload), _) if payload.receives() => payload.kind as u32,
+        (None, Some(message)) if !message.is_send && !message.is_to_self => KIND_RECEIVE,
+        _ => return,
+    };
+    operation.comm.count_tier(session, Tier::Live, kind);
 }
 
 /// A collective of one rank is a copy on its stream, at once, even inside a group.
-fn run_alone(session: &Session, call: &Call, payload: &Payload) -> Outcome {
+fn run_alone(session: &Session, call: &Call, comm: Comm, payload: &Payload) -> Outcome {
     if payload.send == payload.recv && payload.op != ReduceOp::PreMulSum {
         return Ok(());
     }
@@ -214,9 +240,9 @@ fn run_alone(session: &Session, call: &Call, payload: &Payload) -> Outcome {
         return session.complete(&|| false);
     }
     if flags & FLAG_CAPTURED == 0 {
-        fill(session, payload);
+        fill(session, comm, payload);
     } else {
-        notes::count(session, Fate::Captured, payload.kind);
+        notes::count(session, comm, Fate::Captured, payload.kind);
     }
     session.complete(&|| false)
 }
@@ -229,30 +255,33 @@ fn flags(session: &Session, stream: Handle) -> u16 {
 impl Session {
     /// What a real device must know before the operation is appended.
     #[inline]
-    pub(crate) fn fill_before(&self, payload: Option<&Payload>) {
+    pub(crate) fn fill_before(&self, comm: Comm, payload: Option<&Payload>) {
         if let (Some(table), Some(payload)) = (self.real_table(), payload) {
-            staged::attach(self, table, payload);
+            staged::attach(self, table, comm, payload);
         }
     }
 
     /// What the emulated device does once the operation is appended.
     #[inline]
-    pub(crate) fn fill_after(&self, payload: Option<&Payload>) {
-        if let Some(payload) = payload.filter(|_| !self.is_host() && !self.is_real()) {
-            fill(self, payload);
+    pub(crate) fn fill_after(&self, operation: &Pending) {
+        if !self.is_host() && !self.is_real() {
+            fill_operation(self, operation);
         }
     }
 }
 
 /// Fills the receive buffer if the payload is small and in memory that may be touched.
 #[inline]
-pub(crate) fn fill(session: &Session, payload: &Payload) {
+pub(crate) fn fill(session: &Session, comm: Comm, payload: &Payload) {
     let extent = payload.extent();
     if extent.recv == 0 {
+        if matches!(payload.kind, CollectiveKind::Broadcast | CollectiveKind::Scatter) {
+            comm.count_tier(session, Tier::Shape, payload.kind as u32);
+        }
         return;
     }
     if extent.recv.max(extent.send) > MAX_MIRRORED_BYTES {
-        return notes::count(session, Fate::TooLarge, payload.kind);
+        return notes::count(session, comm, Fate::TooLarge, payload.kind);
     }
     let multiplier = match payload.scale.map(|scale| scale.scalar) {
         Some(comm::Scalar::Device(address)) => address,
@@ -262,11 +291,11 @@ pub(crate) fn fill(session: &Session, payload: &Payload) {
         && session.is_accessible(payload.recv, extent.recv)
         && (multiplier == 0 || session.is_accessible(multiplier, payload.dtype.size_bytes()));
     if !is_accessible {
-        return notes::count(session, Fate::Foreign, payload.kind);
+        return notes::count(session, comm, Fate::Foreign, payload.kind);
     }
     // SAFETY: the ranges were just found accessible.
     unsafe { payload.mirror() };
-    notes::count(session, Fate::Mirrored, payload.kind);
+    notes::count(session, comm, Fate::Mirrored, payload.kind);
 }
 
 #[cold]
@@ -347,6 +376,7 @@ pub(crate) fn destroy_now(comm: Comm) -> Outcome {
     // With the engine gone there is nobody to tell, and the program has heard of it.
     let Some(session) = session::current().filter(|session| !session.is_dead()) else { return Ok(()) };
     notes::flush(session);
+    comm::flush_tiers(session);
     session.append(&Record { kind: RecordKind::CommDestroy as u16, e: id, ..Record::default() })
 }
 

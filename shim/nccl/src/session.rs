@@ -11,9 +11,9 @@ use crate::config::{self, Device};
 use crate::guard::{Failure, Outcome};
 use crate::host::{Gone, Host};
 use core::ffi::{CStr, c_void};
-use prism_wire::control::CONFIG_LIVE;
+use prism_wire::control::{CONFIG_LIVE, CONFIG_RULES, CONFIG_TURNS, Contribution};
 use prism_wire::device::{SESSION_SYMBOL, SessionTable};
-use prism_wire::frame::Request;
+use prism_wire::frame::{Request, ValuesRequest};
 use prism_wire::message::{FLAG_BACKGROUND, Record, RecordKind, Reply};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, Once};
@@ -38,6 +38,10 @@ pub(crate) struct Session {
     /// Ranks that run for real, as far as the engine told (host device only).
     live: usize,
     is_real: bool,
+    /// Do ranks take turns (host device only)?
+    has_turns: bool,
+    /// Has the user rules for values (host device only)?
+    has_rules: bool,
 }
 
 /// The session of this process once one was found. Never freed: communicators and a watchdog may still look at it.
@@ -101,6 +105,7 @@ extern "C" fn at_exit() {
     if let Some(session) = current().filter(|session| !session.is_dead()) {
         crate::guard::call(|| {
             crate::notes::flush(session);
+            comm::flush_tiers(session);
             session.send_aborted()
         });
     }
@@ -116,7 +121,13 @@ impl Session {
             let host = Host::connect(path)?;
             let call_ns = call_ns(host.config("host.nccl_ns"))?;
             let live = host.config(CONFIG_LIVE).map_or(0, |ranks| ranks.split(',').count());
-            return Ok(Self { live, ..Self::new(Link::Host(host), call_ns) });
+            let is_on = |key| host.config(key) == Some("1");
+            let (has_turns, has_rules) = (is_on(CONFIG_TURNS), is_on(CONFIG_RULES));
+            let session = Self { live, has_turns, has_rules, ..Self::new(Link::Host(host), call_ns) };
+            if has_turns {
+                session.await_contributions(&[], &|| false)?;
+            }
+            return Ok(session);
         }
         if let Some(table) = exported_table()? {
             // SAFETY: a function of the table; the key is a C string.
@@ -140,7 +151,8 @@ impl Session {
     }
 
     fn new(link: Link, call_ns: i64) -> Self {
-        Self { link, call_ns, is_dead: AtomicBool::new(false), live: 0, is_real: false }
+        let (is_dead, live) = (AtomicBool::new(false), 0);
+        Self { link, call_ns, is_dead, live, is_real: false, has_turns: false, has_rules: false }
     }
 
     /// Did a call find the engine gone?
@@ -278,6 +290,63 @@ impl Session {
         }
     }
 
+    /// Do ranks take turns, so that one that waits must give its turn up?
+    pub(crate) fn has_turns(&self) -> bool {
+        self.has_turns
+    }
+
+    /// Has the user rules for what virtual members contribute?
+    pub(crate) fn has_rules(&self) -> bool {
+        self.has_rules
+    }
+
+    /// The engine's number of a communicator, and the group ranks of the members that run.
+    pub(crate) fn exchange_of(&self, comm_id: u32) -> Result<(u32, Vec<u32>), Failure> {
+        let answer = self.control(&Request::CommExchange { comm_id })?;
+        let words = words_of(&answer);
+        match words[..] {
+            [number, count, ref live @ ..] if live.len() == count as usize => Ok((number, live.to_vec())),
+            _ => Err(Failure::new(Code::InternalError, "the engine's answer about members makes no sense")),
+        }
+    }
+
+    /// Tells the engine of contributions in their files. The rank's turn ends here if it `parks`.
+    pub(crate) fn contribute(&self, parks: bool, contributions: Vec<Contribution>) -> Outcome {
+        self.control(&Request::Contribute { parks, contributions }).map(|_| ())
+    }
+
+    /// Waits for contributions of others, and for a turn.
+    pub(crate) fn await_contributions(&self, wanted: &[Contribution], is_cancelled: &dyn Fn() -> bool) -> Outcome {
+        let request = Request::Await { contributions: wanted.to_vec() };
+        loop {
+            let answer = self.control(&request)?;
+            let words = words_of(&answer);
+            match words[..] {
+                [0, _] => {}
+                [1, _] => return Ok(()),
+                [2, rank] => return Err(Failure::new(Code::RemoteError, format!("rank {rank} is gone"))),
+                _ => return Err(Failure::new(Code::InternalError, "the engine's answer about others makes no sense")),
+            }
+            if is_cancelled() {
+                self.contribute(false, Vec::new())?;
+                return Err(interrupted());
+            }
+        }
+    }
+
+    /// Contributions have been read.
+    pub(crate) fn taken(&self, contributions: Vec<Contribution>) -> Outcome {
+        if contributions.is_empty() {
+            return Ok(());
+        }
+        self.control(&Request::Taken { contributions }).map(|_| ())
+    }
+
+    /// What the user's rules say of virtual members.
+    pub(crate) fn values(&self, request: ValuesRequest) -> Result<Vec<u8>, Failure> {
+        self.control(&Request::Values(request))
+    }
+
     /// Dense id of the caller's stream.
     #[inline]
     pub(crate) fn stream_id(&self, stream: *const c_void) -> u32 {
@@ -366,6 +435,10 @@ fn exported_table() -> Result<Option<&'static SessionTable>, Failure> {
         ));
     }
     Ok(Some(table))
+}
+
+fn words_of(answer: &[u8]) -> Vec<u32> {
+    answer.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect()
 }
 
 fn call_ns(text: Option<&str>) -> Result<i64, Failure> {

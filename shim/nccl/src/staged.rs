@@ -1,7 +1,7 @@
 //! Payloads on a real device, tier T1: while the stream is held, a thread of the session fetches what this rank
 //! contributes, mirrors it ([`crate::values`]) and puts the result where the program looks for it.
 
-use crate::comm::{PreMul, Scalar};
+use crate::comm::{Comm, PreMul, Scalar};
 use crate::guard;
 use crate::notes::{self, Fate};
 use crate::session::Session;
@@ -16,22 +16,22 @@ struct Staged {
 }
 
 /// Has the payload mirrored when the next communication of this thread holds its stream.
-pub(crate) fn attach(session: &Session, table: &'static SessionTable, payload: &Payload) {
+pub(crate) fn attach(session: &Session, table: &'static SessionTable, comm: Comm, payload: &Payload) {
     let extent = payload.extent();
     if extent.recv == 0 {
         return;
     }
     if extent.recv.max(extent.send) > MAX_MIRRORED_BYTES {
-        return notes::count(session, Fate::TooLarge, payload.kind);
+        return notes::count(session, comm, Fate::TooLarge, payload.kind);
     }
     let staged = Box::into_raw(Box::new(Staged { payload: *payload, table }));
     // SAFETY: a function of the table; `run` takes back what is handed over, once.
     if unsafe { (table.attach)(run, staged.cast()) } == 0 {
-        return notes::count(session, Fate::Mirrored, payload.kind);
+        return notes::count(session, comm, Fate::Mirrored, payload.kind);
     }
     // SAFETY: nobody took it.
     drop(unsafe { Box::from_raw(staged) });
-    notes::count(session, Fate::Foreign, payload.kind);
+    notes::count(session, comm, Fate::Foreign, payload.kind);
 }
 
 unsafe extern "C" fn run(data: *mut c_void) {

@@ -56,6 +56,15 @@ impl Payload {
         Extent { send, recv }
     }
 
+    /// Does this rank get anything from others?
+    pub(crate) fn receives(&self) -> bool {
+        match self.kind {
+            CollectiveKind::Reduce | CollectiveKind::Gather => self.is_root,
+            CollectiveKind::Broadcast | CollectiveKind::Scatter => !self.is_root,
+            _ => true,
+        }
+    }
+
     /// Fills the receive buffer.
     ///
     /// # Safety
@@ -158,7 +167,7 @@ impl Payload {
 }
 
 /// A number NCCL reduces. Every bit pattern is a value.
-trait Number: Copy {
+pub(crate) trait Number: Copy {
     /// The sum of `n` equal numbers.
     fn times(self, n: u32) -> Self;
     /// The product of `n` equal numbers.

@@ -2,9 +2,10 @@
 //! against absent peers.
 //!
 //! [`Session`] owns the threads and sockets, `state` is the machine they feed, `waiting` has its answers, `translate` turns
-//! facts of the wire into ops, `identity` finds out which ranks a communicator has, `recorder` keeps op programs, `helper` serves other processes of a rank, `comms` answers requests about communicators, `summary` reports.
+//! facts of the wire into ops, `exchange` has ranks give each other real values, `values` asks the user's rules, `identity` finds out which ranks a communicator has, `recorder` keeps op programs, `helper` serves other processes of a rank, `comms` answers requests about communicators, `summary` reports.
 
 mod comms;
+mod exchange;
 mod helper;
 pub mod identity;
 mod nccl_init;
@@ -15,6 +16,7 @@ mod session;
 mod state;
 mod summary;
 mod translate;
+pub mod values;
 mod waiting;
 
 pub use process::ReleaseErrors;

@@ -80,6 +80,10 @@ pub(crate) struct Process {
     pub(crate) background_polls: BTreeMap<u32, u32>,
     pub(crate) pending: BTreeMap<u64, Pending>,
     pub(crate) comms: BTreeMap<u32, SlotId>,
+    /// Numbers in the exchange, by the process's ids.
+    pub(crate) exchanges: BTreeMap<u32, u32>,
+    /// Payloads by communicator, kind and tier.
+    pub(crate) tiers: BTreeMap<(SlotId, u32, u32), u64>,
     pub(crate) recorded_comms: Vec<RecordedComm>,
     /// Modelled time to make its communicators, which takes none here.
     pub(crate) nccl_init: SimTime,
@@ -112,6 +116,8 @@ impl Process {
             background_polls: BTreeMap::new(),
             pending: BTreeMap::new(),
             comms: BTreeMap::new(),
+            exchanges: BTreeMap::new(),
+            tiers: BTreeMap::new(),
             recorded_comms: Vec::new(),
             nccl_init: SimTime::ZERO,
             comm_uses: BTreeMap::new(),

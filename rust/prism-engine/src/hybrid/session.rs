@@ -1,21 +1,23 @@
 //! Threads and sockets around [`super::state::State`]: one listener, and for each process one thread for its control
 //! requests and one for its records.
 
+use super::exchange::{Exchange, Waited};
 use super::helper;
 use super::state::{Part, State};
 use super::summary::{self, RecordingInfo, Summary};
+use super::values::{Rows, ValueProvider};
 use super::{SessionError, SessionMode, SessionOptions, Status};
 use crate::graph::Graph;
 use crate::ids::Rank;
 use crate::sim::{Peers, SimError, SimOptions, Simulation};
 use crate::slice::recording::RankRecording;
-use prism_wire::control::CONFIG_LIVE;
-use prism_wire::frame::Request;
+use prism_wire::control::{CONFIG_LIVE, CONFIG_RULES, CONFIG_TURNS, KIND_RECEIVE};
+use prism_wire::frame::{Request, ValuesRequest};
 use prism_wire::server::{Connection, ControlChannel, Listener, RecordReader, SessionCloser, handshake};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -38,6 +40,8 @@ pub struct Session {
 struct Shared {
     state: Mutex<State>,
     config_text: String,
+    exchange: Arc<Exchange>,
+    provider: OnceLock<Arc<dyn ValueProvider>>,
     /// The session ends: threads stop when they have nothing to do.
     stop: AtomicBool,
     /// Processes that still run are cut off: their end says nothing about them.
@@ -59,8 +63,10 @@ impl Session {
         let records = options.mode == SessionMode::Collect;
         let state = State::new(sims, options.profile.clone(), options.world_size, &options.live, records);
         let shared = Shared {
+            exchange: Arc::clone(&state.exchange),
             state: Mutex::new(state),
             config_text: config_text(&options),
+            provider: OnceLock::new(),
             stop: AtomicBool::new(false),
             is_closing: AtomicBool::new(false),
             process_threads: Mutex::new(Vec::new()),
@@ -74,9 +80,27 @@ impl Session {
         let listener =
             Listener::bind(directory).map_err(|source| SessionError::Listen { path: directory.to_owned(), source })?;
         let path = listener.path().to_owned();
+        self.shared.exchange.set_directory(directory);
         let shared = Arc::clone(&self.shared);
         lock(&self.threads).push(spawn("prism-listen", move || accept_loop(&listener, &shared)));
         Ok(path)
+    }
+
+    /// At most so many live ranks run at a time, the others wait in their NCCL calls (host device only). Before any process
+    /// starts; 0 is no limit.
+    pub fn play_at_once(&self, ranks: usize) {
+        self.shared.exchange.set_at_once(ranks);
+    }
+
+    /// May the process of `rank` start? Yes takes a turn, which it keeps until it waits or ends. Always, without a limit.
+    pub fn take_turn(&self, rank: u32) -> bool {
+        self.shared.exchange.take_turn(rank)
+    }
+
+    /// Who says what virtual members contribute (host device only). Before any process starts, and once.
+    pub fn set_values(&self, provider: Arc<dyn ValueProvider>) {
+        // A second one has nothing to say.
+        let _ = self.shared.provider.set(provider);
     }
 
     /// A live rank sets a key of the rendezvous store; returns what the store should keep.
@@ -91,6 +115,7 @@ impl Session {
 
     /// The launcher saw the process of `rank` exit.
     pub fn process_exited(&self, rank: u32, exit_code: i32) {
+        self.shared.exchange.end(rank);
         // Its last records may still be in the ring; the record thread ends the rank once the ring is empty, unless it
         // never connected.
         let mut state = lock(&self.shared.state);
@@ -209,7 +234,7 @@ fn welcome(stream: UnixStream, shared: &Arc<Shared>) {
     let admit = |hello: &prism_wire::frame::Hello| {
         let part = lock(&shared.state).connect(hello.rank, hello.world_size, hello.pid)?;
         admitted = Some((hello.rank, part));
-        Ok(shared.config_text.clone())
+        Ok(shared.config_text())
     };
     // A refused or broken handshake is the process's problem; it has been told.
     let connection = handshake(stream, admit, RING_RECORDS);
@@ -240,10 +265,7 @@ fn control_loop(rank: u32, mut control: ControlChannel, shared: &Shared) {
     // A frame that makes no sense ends the connection like a dead peer does: the record thread reports the rank's end.
     while let Ok(Some((kind, payload))) = control.recv() {
         let answer = match Request::decode(kind, &payload) {
-            Ok(request) => {
-                await_identity(rank, &request, shared);
-                lock(&shared.state).control(rank, request)
-            }
+            Ok(request) => shared.control(rank, request),
             Err(error) => Err(error.to_string()),
         };
         let sent = match answer {
@@ -292,6 +314,71 @@ fn record_loop(rank: u32, mut records: RecordReader, shared: &Shared) {
     }
     // A process that was cut off has not ended by itself: its peers do not wait for it in vain.
     if !shared.is_closing.load(Ordering::Acquire) {
-        lock(&shared.state).disconnect(rank);
+        let mut state = lock(&shared.state);
+        state.disconnect(rank);
+        if state.processes.get(&rank).is_some_and(|process| process.has_ended) {
+            shared.exchange.end(rank);
+        }
+    }
+}
+
+impl Shared {
+    /// What a process is told when it connects.
+    fn config_text(&self) -> String {
+        let turns = if self.exchange.has_turns() { format!("{CONFIG_TURNS}=1\n") } else { String::new() };
+        let rules = if self.provider.get().is_some() { format!("{CONFIG_RULES}=1\n") } else { String::new() };
+        format!("{}{turns}{rules}", self.config_text)
+    }
+
+    /// Answers a request. Those that wait, or that run code of the user, do so without the state.
+    fn control(&self, rank: u32, request: Request) -> Result<Vec<u8>, String> {
+        match request {
+            Request::Contribute { parks, contributions } => {
+                self.exchange.contribute(rank, parks, &contributions).map(|()| Vec::new())
+            }
+            Request::Await { contributions } => self.wait(rank, &contributions),
+            Request::Taken { contributions } => {
+                self.exchange.taken(&contributions);
+                Ok(Vec::new())
+            }
+            Request::Values(asked) => self.values(rank, &asked),
+            request => {
+                await_identity(rank, &request, self);
+                return lock(&self.state).control(rank, request);
+            }
+        }
+        .inspect_err(|message| lock(&self.state).fail(message.clone()))
+    }
+
+    fn wait(&self, rank: u32, contributions: &[prism_wire::control::Contribution]) -> Result<Vec<u8>, String> {
+        if let Some(failure) = lock(&self.state).failure.clone() {
+            return Err(failure);
+        }
+        let (state, gone): (u32, u32) = match self.exchange.wait(rank, contributions) {
+            Waited::NotYet => (0, 0),
+            Waited::Ready => (1, 0),
+            Waited::Gone(rank) => (2, rank),
+            Waited::Deadlock(text) => return Err(text),
+        };
+        Ok([state.to_le_bytes(), gone.to_le_bytes()].concat())
+    }
+
+    fn values(&self, rank: u32, asked: &ValuesRequest) -> Result<Vec<u8>, String> {
+        let (call, exchange) = lock(&self.state).value_call(rank, asked)?;
+        let Some(provider) = self.provider.get() else { return Ok(Rows::NoRule.encode()) };
+        let ask = || provider.values(&call)?.checked(&call);
+        // What is for one member only is nobody else's answer.
+        let is_own =
+            asked.kind == KIND_RECEIVE || matches!(call.kind.as_str(), "ReduceScatter" | "AlltoAll" | "Scatter");
+        if is_own {
+            return ask().map(|rows| rows.encode());
+        }
+        let num_live = call.members.iter().filter(|member| self.is_live(**member)).count();
+        let which = (exchange, call.number, asked.kind);
+        self.exchange.answer(which, num_live as u32, ask).map(|rows| rows.encode())
+    }
+
+    fn is_live(&self, rank: u32) -> bool {
+        lock(&self.state).processes.contains_key(&rank)
     }
 }

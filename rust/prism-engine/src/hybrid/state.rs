@@ -1,6 +1,7 @@
 //! The session's state: live ranks feed the simulation; `waiting` sends the answers back. No threads here;
 //! [`super::session`] owns them.
 
+use super::exchange::Exchange;
 use super::identity::{IdentityTable, UniqueId};
 use super::nccl_init::init_time;
 use super::process::{Memory, Pending, PendingKind, Process, ProcessNames, ReleaseErrors, intern};
@@ -16,6 +17,7 @@ use prism_wire::frame::Request;
 use prism_wire::message::{FLAG_BACKGROUND, Record, RecordKind, Reply, ReplyStatus};
 use prism_wire::server::ReplyWriter;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// A background thread that has asked for the same event so often while the program did nothing is told yes once the
 /// completion is known, even if the clock has not reached it: at shutdown the program waits for its watchdog, which asks
@@ -44,6 +46,7 @@ pub(crate) struct State {
     pub(crate) identity: IdentityTable,
     pub(crate) names: IndexSet<String>,
     pub(crate) failure: Option<String>,
+    pub(crate) exchange: Arc<Exchange>,
     next_ticket: u64,
     pub(super) unprocessed: usize,
 }
@@ -63,6 +66,7 @@ impl State {
             identity: IdentityTable::default(),
             names: IndexSet::new(),
             failure: None,
+            exchange: Arc::new(Exchange::new(live)),
             next_ticket: 0,
             unprocessed: 0,
         }
@@ -166,6 +170,11 @@ impl State {
                 process.release_errors = Some(ReleaseErrors { count, p50_ns, p99_ns, max_ns });
             }
             Request::CommPeers { comm_id } => return self.comm_peers(rank, comm_id),
+            Request::CommExchange { comm_id } => return self.comm_exchange(rank, comm_id),
+            Request::Tier { comm_id, kind, tier, count } => self.note_tier(rank, comm_id, kind, tier, count)?,
+            Request::Contribute { .. } | Request::Await { .. } | Request::Taken { .. } | Request::Values(_) => {
+                return Err("a request that waits, where nothing may".to_owned());
+            }
         }
         Ok(Vec::new())
     }
@@ -260,6 +269,11 @@ impl State {
         account_memory(&mut process.memory, kind, record);
         let mut names =
             ProcessNames { interner: &mut self.names, wire_names: &process.wire_names, comms: &process.comms };
+        if kind == RecordKind::CommDestroy
+            && let Some(exchange) = process.exchanges.get(&record.e)
+        {
+            self.exchange.leave(rank, *exchange);
+        }
         let op = translate::op_kind(record, kind, &self.profile, &mut names).map_err(|error| error.to_string())?;
         if let Some(op) = op {
             self.push(rank, record, op)?;

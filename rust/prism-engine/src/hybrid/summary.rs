@@ -3,6 +3,7 @@
 
 use super::process::{Process, ReleaseErrors, describe};
 use super::state::State;
+use super::values::TierUse;
 use super::{SessionMode, SessionOptions};
 use crate::graph::Graph;
 use crate::graph::op::{OpKind, Provenance};
@@ -76,6 +77,8 @@ pub struct RankSummary {
     pub time_by_provenance: BTreeMap<Provenance, i64>,
     /// Communicators in order of creation.
     pub communicators: Vec<CommunicatorSummary>,
+    /// How the values of its payloads came about.
+    pub tiers: Vec<TierUse>,
     /// Calls that are not supported, with how often they were made.
     pub unsupported: BTreeMap<String, u64>,
     /// Remarks of the shims, with counts.
@@ -121,6 +124,8 @@ pub struct RecordingInfo {
     pub groups: Vec<ProcessGroup>,
     /// Groups (by their number among the rank's own) that carry messages: in them, the group rank makes the role.
     pub p2p_ordinals: BTreeSet<u32>,
+    /// How the values of its payloads came about.
+    pub tiers: Vec<TierUse>,
     /// Calls that are not supported.
     pub unsupported: BTreeMap<String, u64>,
     /// Remarks of the shims.
@@ -187,6 +192,7 @@ pub(crate) fn recording_info(state: &State, rank: u32) -> Option<RecordingInfo> 
     Some(RecordingInfo {
         comms: recording.comms.iter().map(comm_info).collect(),
         p2p_ordinals: p2p_ordinals.collect(),
+        tiers: process.tier_uses(),
         groups: recording.groups.clone(),
         unsupported: process.unsupported.clone(),
         notes: process.notes.clone(),
@@ -265,6 +271,7 @@ fn rank_summary(process: &Process, report: &SimReport, state: &State) -> RankSum
         device_time: own.and_then(|own| own.device_time.clone()),
         time_by_provenance: time_by_provenance(own.and_then(|own| own.device_time.as_ref()), process.host_time_ns),
         communicators: communicators.collect(),
+        tiers: process.tier_uses(),
         unsupported: process.unsupported.clone(),
         notes: process.notes.clone(),
         release_errors: process.release_errors,

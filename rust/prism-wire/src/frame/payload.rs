@@ -1,7 +1,7 @@
 //! Values for the payloads of control frames.
 
 use super::FrameError;
-use crate::control::{ControlKind, UNIQUE_ID_BYTES};
+use crate::control::{Contribution, ControlKind, UNIQUE_ID_BYTES};
 use crate::message::PROTOCOL_VERSION;
 
 /// What plays the accelerator of a training process.
@@ -76,6 +76,26 @@ pub enum Request {
     CommEstimate { comm_id: u32, f: u32, root: u32, count: u64 },
     ReleaseErrors { count: u64, p50_ns: u64, p99_ns: u64, max_ns: u64 },
     CommPeers { comm_id: u32 },
+    CommExchange { comm_id: u32 },
+    Contribute { parks: bool, contributions: Vec<Contribution> },
+    Await { contributions: Vec<Contribution> },
+    Taken { contributions: Vec<Contribution> },
+    Values(ValuesRequest),
+    Tier { comm_id: u32, kind: u32, tier: u32, count: u64 },
+}
+
+/// See [`ControlKind::Values`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are described with ControlKind")]
+pub struct ValuesRequest {
+    pub comm_id: u32,
+    pub kind: u32,
+    pub dtype: u32,
+    pub op: u32,
+    pub root: u32,
+    pub number: u64,
+    pub count: u64,
+    pub row_bytes: u64,
 }
 
 impl Request {
@@ -154,6 +174,38 @@ impl Request {
                 out.extend(comm_id.to_le_bytes());
                 ControlKind::CommPeers
             }
+            Self::CommExchange { comm_id } => {
+                out.extend(comm_id.to_le_bytes());
+                ControlKind::CommExchange
+            }
+            Self::Contribute { parks, contributions } => {
+                encode_contributions(&mut out, *parks, contributions);
+                ControlKind::Contribute
+            }
+            Self::Await { contributions } => {
+                encode_contributions(&mut out, false, contributions);
+                ControlKind::Await
+            }
+            Self::Taken { contributions } => {
+                encode_contributions(&mut out, false, contributions);
+                ControlKind::Taken
+            }
+            Self::Values(values) => {
+                for field in [values.comm_id, values.kind, values.dtype, values.op, values.root] {
+                    out.extend(field.to_le_bytes());
+                }
+                for field in [values.number, values.count, values.row_bytes] {
+                    out.extend(field.to_le_bytes());
+                }
+                ControlKind::Values
+            }
+            Self::Tier { comm_id, kind, tier, count } => {
+                for field in [comm_id, kind, tier] {
+                    out.extend(field.to_le_bytes());
+                }
+                out.extend(count.to_le_bytes());
+                ControlKind::Tier
+            }
         };
         (kind, out)
     }
@@ -217,10 +269,55 @@ impl Request {
                 fields.end()?;
                 request
             }
+            ControlKind::CommExchange => {
+                let request = Self::CommExchange { comm_id: fields.u32()? };
+                fields.end()?;
+                request
+            }
+            ControlKind::Contribute => {
+                let (parks, contributions) = fields.contributions(true)?;
+                Self::Contribute { parks, contributions }
+            }
+            ControlKind::Await => Self::Await { contributions: fields.contributions(false)?.1 },
+            ControlKind::Taken => Self::Taken { contributions: fields.contributions(false)?.1 },
+            ControlKind::Values => {
+                let values = ValuesRequest {
+                    comm_id: fields.u32()?,
+                    kind: fields.u32()?,
+                    dtype: fields.u32()?,
+                    op: fields.u32()?,
+                    root: fields.u32()?,
+                    number: fields.u64()?,
+                    count: fields.u64()?,
+                    row_bytes: fields.u64()?,
+                };
+                fields.end()?;
+                Self::Values(values)
+            }
+            ControlKind::Tier => {
+                let (comm_id, kind, tier) = (fields.u32()?, fields.u32()?, fields.u32()?);
+                let request = Self::Tier { comm_id, kind, tier, count: fields.u64()? };
+                fields.end()?;
+                request
+            }
             ControlKind::Refused => return Err(FrameError::NotARequest(kind)),
         })
     }
 }
+
+fn encode_contributions(out: &mut Vec<u8>, parks: bool, contributions: &[Contribution]) {
+    out.reserve(8 + CONTRIBUTION_BYTES * contributions.len());
+    out.extend(u32::from(parks).to_le_bytes());
+    out.extend((contributions.len() as u32).to_le_bytes());
+    for contribution in contributions {
+        out.extend(contribution.exchange.to_le_bytes());
+        out.extend(contribution.from.to_le_bytes());
+        out.extend(contribution.number.to_le_bytes());
+        out.extend(contribution.readers.to_le_bytes());
+    }
+}
+
+const CONTRIBUTION_BYTES: usize = 20;
 
 /// Answer to [`Request::Hello`]; the descriptor of the shared segment travels beside it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -333,6 +430,28 @@ impl Fields<'_> {
         let (list, rest) = self.rest.split_at_checked(bytes).ok_or(FrameError::Truncated(self.kind))?;
         self.rest = rest;
         Ok(list.chunks_exact(4).map(|item| u32::from_le_bytes([item[0], item[1], item[2], item[3]])).collect())
+    }
+
+    fn u64(&mut self) -> Result<u64, FrameError> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    /// All that is left: whether the process parks (if it may), and the list.
+    fn contributions(&mut self, may_park: bool) -> Result<(bool, Vec<Contribution>), FrameError> {
+        let (parks, count) = (self.u32()?, self.u32()? as usize);
+        if parks > u32::from(may_park) {
+            return Err(FrameError::BadValue { kind: self.kind, field: "parks" });
+        }
+        if self.rest.len() < count.saturating_mul(CONTRIBUTION_BYTES) {
+            return Err(FrameError::Truncated(self.kind));
+        }
+        let mut list = Vec::with_capacity(count);
+        for _ in 0..count {
+            let (exchange, from, number) = (self.u32()?, self.u32()?, self.u64()?);
+            list.push(Contribution { exchange, from, number, readers: self.u32()? });
+        }
+        self.end()?;
+        Ok((parks == 1, list))
     }
 
     /// The rest of the payload.

@@ -1,7 +1,7 @@
 //! Round trips of every value, and arbitrary bytes.
 
 use super::*;
-use crate::control::UNIQUE_ID_BYTES;
+use crate::control::{Contribution, UNIQUE_ID_BYTES};
 use proptest::prelude::*;
 
 fn any_kind() -> impl Strategy<Value = ControlKind> {
@@ -19,6 +19,12 @@ fn any_kind() -> impl Strategy<Value = ControlKind> {
         K::CommEstimate,
         K::ReleaseErrors,
         K::CommPeers,
+        K::CommExchange,
+        K::Contribute,
+        K::Await,
+        K::Taken,
+        K::Values,
+        K::Tier,
         K::Refused,
     ])
 }
@@ -68,7 +74,40 @@ fn any_request() -> impl Strategy<Value = Request> {
             max_ns
         }),
         any::<u32>().prop_map(|comm_id| Request::CommPeers { comm_id }),
+        any::<u32>().prop_map(|comm_id| Request::CommExchange { comm_id }),
+        (any::<bool>(), any_contributions())
+            .prop_map(|(parks, contributions)| Request::Contribute { parks, contributions }),
+        any_contributions().prop_map(|contributions| Request::Await { contributions }),
+        any_contributions().prop_map(|contributions| Request::Taken { contributions }),
+        (any::<[u32; 5]>(), any::<[u64; 3]>()).prop_map(
+            |([comm_id, kind, dtype, op, root], [number, count, row_bytes])| Request::Values(ValuesRequest {
+                comm_id,
+                kind,
+                dtype,
+                op,
+                root,
+                number,
+                count,
+                row_bytes
+            })
+        ),
+        (any::<[u32; 3]>(), any::<u64>()).prop_map(|([comm_id, kind, tier], count)| Request::Tier {
+            comm_id,
+            kind,
+            tier,
+            count
+        }),
     ]
+}
+
+fn any_contributions() -> impl Strategy<Value = Vec<Contribution>> {
+    let one = (any::<[u32; 3]>(), any::<u64>()).prop_map(|([exchange, from, readers], number)| Contribution {
+        exchange,
+        from,
+        number,
+        readers,
+    });
+    proptest::collection::vec(one, 0..20)
 }
 
 proptest! {
@@ -134,7 +173,13 @@ proptest! {
             | Request::CommMemory { .. }
             | Request::CommEstimate { .. }
             | Request::ReleaseErrors { .. }
-            | Request::CommPeers { .. } => payload.len(),
+            | Request::CommPeers { .. }
+            | Request::CommExchange { .. }
+            | Request::Contribute { .. }
+            | Request::Await { .. }
+            | Request::Taken { .. }
+            | Request::Values(_)
+            | Request::Tier { .. } => payload.len(),
             Request::Name { .. } => 4,
             Request::Group { ranks, .. } => 4 + 4 * ranks.len(),
             Request::CommSplit { .. } => 16,

@@ -5,6 +5,7 @@ use crate::abi::Code;
 use crate::channel::Channel;
 use crate::guard::Failure;
 use crate::passthrough::Real;
+use crate::shares::Shares;
 use core::ffi::c_int;
 use prism_wire::control::UNIQUE_ID_BYTES;
 use std::collections::BTreeMap;
@@ -39,6 +40,7 @@ pub(super) struct Extras {
     next_registration: usize,
     pub(super) channel: Option<Arc<Channel>>,
     pub(super) real: Option<Real>,
+    pub(super) shares: Option<Arc<Shares>>,
     /// A unique id for growing was made and not used yet.
     grow_id: Option<[u8; UNIQUE_ID_BYTES]>,
 }
