@@ -45,4 +45,21 @@ pub struct SessionTable {
     pub device_free: unsafe extern "C" fn(pointer: *mut c_void) -> c_int,
     /// Value of a key of the configuration text of the welcome message, or null. Valid for ever.
     pub config: unsafe extern "C" fn(key: *const c_char) -> *const c_char,
+    /// A collective or a message has put `bytes` into `to` of what `from` (`from_bytes` long) contributed, as one of the
+    /// `RECEIVED_*` numbers says; `name` is the call's. For memory of the emulated device, to keep track of what is known.
+    pub received: unsafe extern "C" fn(
+        to: *const c_void,
+        bytes: usize,
+        from: *const c_void,
+        from_bytes: usize,
+        name: *const c_char,
+        fate: c_int,
+    ),
 }
+
+/// What a receive buffer holds ([`SessionTable::received`]): nothing of what its sender sent, so its bytes are stale.
+pub const RECEIVED_NOTHING: c_int = 0;
+/// Data of this rank: a copy of what it sent.
+pub const RECEIVED_OWN: c_int = 1;
+/// Made from data of this rank in place of its peers'.
+pub const RECEIVED_MIRRORED: c_int = 2;

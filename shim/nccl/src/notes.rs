@@ -1,6 +1,7 @@
 //! What the run's summary must say about payloads: how many were mirrored, how many left alone, by collective.
 
 use crate::session::Session;
+use core::ffi::CStr;
 use prism_wire::frame::Request;
 use prism_wire::message::CollectiveKind;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,6 +36,21 @@ const KINDS: [(CollectiveKind, &str); 8] = [
     (CollectiveKind::Gather, "Gather"),
     (CollectiveKind::Scatter, "Scatter"),
 ];
+
+/// NCCL's name of a collective.
+pub(crate) fn name(kind: CollectiveKind) -> &'static CStr {
+    const NAMES: [&CStr; KINDS.len()] = [
+        c"ncclAllReduce",
+        c"ncclAllGather",
+        c"ncclReduceScatter",
+        c"ncclBroadcast",
+        c"ncclReduce",
+        c"ncclAlltoAll",
+        c"ncclGather",
+        c"ncclScatter",
+    ];
+    NAMES[kind as usize]
+}
 
 /// Counted and not yet reported.
 static PENDING: [[AtomicU64; KINDS.len()]; FATES.len()] =
@@ -97,5 +113,7 @@ mod tests {
     fn tables_are_in_the_order_of_their_numbers() {
         assert!(FATES.iter().enumerate().all(|(index, (fate, _))| *fate as usize == index));
         assert!(KINDS.iter().enumerate().all(|(index, (kind, _))| *kind as usize == index));
+        let names = KINDS.iter().map(|(kind, name)| super::name(*kind).to_str() == Ok(&format!("nccl{name}")));
+        assert_eq!(names.filter(|same| !same).count(), 1, "all but AlltoAll, which NCCL writes in two ways");
     }
 }

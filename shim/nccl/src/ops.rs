@@ -12,6 +12,7 @@ use crate::values::{MAX_MIRRORED_BYTES, Payload};
 use crate::{config, guard};
 use core::ffi::c_int;
 use prism_wire::control::{UNIQUE_ID_BYTES, UNIQUE_ID_LOCAL_MAGIC};
+use prism_wire::device::{RECEIVED_MIRRORED, RECEIVED_NOTHING, RECEIVED_OWN};
 use prism_wire::frame::Request;
 use prism_wire::message::{CollectiveKind, CopyDirection, DataType, FLAG_CAPTURED, Record, RecordKind, ReduceOp};
 use std::collections::BTreeSet;
@@ -165,7 +166,11 @@ fn enqueue_message(session: &'static Session, call: &Call, comm: Comm, dtype: Da
     if session.is_host() || comm.is_non_blocking() {
         return group::launch_alone(session, Pending { comm, record, payload: None, message });
     }
-    session.append(&record)
+    session.append(&record)?;
+    if !is_send {
+        group::note_received(session, call.recv, bytes);
+    }
+    Ok(())
 }
 
 /// A collective of one rank is a copy on its stream, at once, even inside a group.
@@ -206,9 +211,12 @@ fn flags(session: &Session, stream: Handle) -> u16 {
 pub(crate) fn fill(session: &Session, payload: &Payload) {
     let extent = payload.extent();
     if extent.recv == 0 {
-        return;
+        let bytes = payload.received();
+        return tell_received(session, payload, (payload.recv, bytes), (0, 0), RECEIVED_NOTHING);
     }
+    let (to, from) = ((payload.recv, extent.recv), (payload.send, extent.send));
     if extent.recv.max(extent.send) > MAX_MIRRORED_BYTES {
+        tell_received(session, payload, to, from, RECEIVED_NOTHING);
         return notes::count(session, Fate::TooLarge, payload.kind);
     }
     let multiplier = match payload.scale.map(|scale| scale.scalar) {
@@ -223,7 +231,15 @@ pub(crate) fn fill(session: &Session, payload: &Payload) {
     }
     // SAFETY: the ranges were just found accessible.
     unsafe { payload.mirror() };
+    let is_own = payload.nranks == 1 || (payload.kind == CollectiveKind::Broadcast && payload.rank == payload.root);
+    tell_received(session, payload, to, from, if is_own { RECEIVED_OWN } else { RECEIVED_MIRRORED });
     notes::count(session, Fate::Mirrored, payload.kind);
+}
+
+fn tell_received(session: &Session, payload: &Payload, to: (usize, u64), from: (usize, u64), fate: c_int) {
+    if to.1 > 0 {
+        session.received(to, from, notes::name(payload.kind), fate);
+    }
 }
 
 #[cold]

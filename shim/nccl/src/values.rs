@@ -56,6 +56,15 @@ impl Payload {
         Extent { send, recv }
     }
 
+    /// Bytes that NCCL would write to this rank's receive buffer.
+    pub(crate) fn received(&self) -> u64 {
+        match self.kind {
+            // From a root that is not this rank.
+            CollectiveKind::Broadcast | CollectiveKind::Scatter => self.count.saturating_mul(self.dtype.size_bytes()),
+            _ => self.extent().recv,
+        }
+    }
+
     /// Fills the receive buffer.
     ///
     /// # Safety
