@@ -6,6 +6,7 @@ use crate::guard::guard;
 use crate::memory::ADDRESSES;
 use crate::original::Original;
 use crate::{memory, session};
+use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -69,6 +70,31 @@ pub extern "C" fn prism_value_set(pointer: *const c_void, bytes: usize, grade: c
             UNKNOWN => known::forgotten(pointer.addr(), bytes),
             KNOWN => known::known(pointer.addr(), bytes, None),
             rule => known::known(pointer.addr(), bytes, Some(rule as u32)),
+        }
+    });
+}
+
+thread_local! {
+    /// What [`prism_value_save`] has saved, the last one last.
+    static SAVED: RefCell<Vec<known::Saved>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Remembers what is known of the block that `pointer` points into, until the calling thread's next
+/// [`prism_value_restore`] makes it known again. Pairs may be nested.
+#[unsafe(no_mangle)]
+pub extern "C" fn prism_value_save(pointer: *const c_void) {
+    guard((), || {
+        let saved = if is_on() { known::save(pointer.addr()) } else { known::Saved::new() };
+        SAVED.with_borrow_mut(|all| all.push(saved));
+    });
+}
+
+/// See [`prism_value_save`].
+#[unsafe(no_mangle)]
+pub extern "C" fn prism_value_restore() {
+    guard((), || {
+        if let Some(saved) = SAVED.with_borrow_mut(Vec::pop) {
+            known::restore(&saved);
         }
     });
 }

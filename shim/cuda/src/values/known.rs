@@ -187,6 +187,23 @@ pub(super) fn known(address: usize, bytes: usize, rule: Option<u32>) {
     }
 }
 
+/// What is known of a block: first and last address, and the rule that provides it.
+pub(super) type Saved = Vec<(usize, usize, Option<u32>)>;
+
+/// What is known of the block that `address` points into.
+pub(super) fn save(address: usize) -> Saved {
+    let block = blocks::existing().and_then(|blocks| blocks.find(address)).filter(|block| block.has_known);
+    let parts = block.map(|block| state().parts(block.start, block.end)).unwrap_or_default();
+    parts.into_iter().map(|(start, span)| (start, span.end, span.rule)).collect()
+}
+
+/// Makes known again what was when it was saved.
+pub(super) fn restore(saved: &Saved) {
+    for (start, end, rule) in saved {
+        known(*start, end - start, *rule);
+    }
+}
+
 /// What a range is worth: as much as its worst byte.
 pub(super) fn grade(address: usize, bytes: usize) -> Grade {
     let end = address.saturating_add(bytes);

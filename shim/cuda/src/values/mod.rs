@@ -86,6 +86,7 @@ impl Plan {
             return Self::Anything;
         };
         let signature = signature::demangle(name);
+        let label = signature::label(&signature);
         let accesses = signature::accesses(&signature, parameters.len());
         let steps = parameters.iter().zip(accesses).enumerate();
         let steps = steps.filter(|(_, (parameter, access))| parameter.bytes >= 8 && *access != Access::Reads);
@@ -95,7 +96,7 @@ impl Plan {
             words: (parameter.bytes / 8) as u16,
             access,
         });
-        Self::Through { writer: known::number(&signature), steps: steps.collect() }
+        Self::Through { writer: known::number(&label), steps: steps.collect() }
     }
 }
 

@@ -64,6 +64,17 @@ pub(super) fn accesses(signature: &str, count: usize) -> Vec<Access> {
         .collect()
 }
 
+/// A name for people: without return type and parameters, not too long.
+pub(super) fn label(signature: &str) -> String {
+    const MOST: usize = 160;
+    let name = split(signature).map_or(signature, |(name, _)| name);
+    let name = name.strip_prefix("void ").unwrap_or(name);
+    match name.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}...", &name[..end]),
+        None => name.to_owned(),
+    }
+}
+
 /// Name (with template arguments) and parameter types of a signature.
 fn split(signature: &str) -> Option<(&str, Vec<&str>)> {
     let inner = signature.strip_suffix(')')?;
