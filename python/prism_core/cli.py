@@ -46,6 +46,10 @@ GraphPath = Annotated[Path, typer.Argument(help="The job's execution graph.", me
 AnyPath = Annotated[Path, typer.Argument(help="Execution graph or message program.", metavar="JOB.prism|JOB.goal")]
 Slow = Annotated[list[str] | None, typer.Option("--slow", help="Slow a rank's compute.", metavar="RANK=FACTOR")]
 Messages = Annotated[str, typer.Option(help="How finely rings are cut: fine or coarse.")]
+Rules = Annotated[
+    Path | None, typer.Option("--rules", help="Rules for values that are not known.", metavar="FILE.toml")
+]
+StrictValues = Annotated[bool, typer.Option(help="End the run at the first unknown value the host reads.")]
 Perturb = Annotated[Path | None, typer.Option("--perturb", help="A file of perturbations.", metavar="FILE.toml")]
 
 
@@ -73,12 +77,14 @@ def collect(
     verify: Annotated[int, typer.Option(help="Inferred ranks to check.", min=0)] = 2,
     seed: Annotated[int, typer.Option(help="For drawing the ranks to check.")] = 0,
     jobs: Annotated[int, typer.Option(help="Processes at a time; 0: one per CPU.", min=0)] = 0,
+    rules: Rules = None,
+    strict_values: StrictValues = False,
     as_json: Json = False,
 ) -> None:
     """Build the execution graph of all ranks by running a few."""
     config = CollectConfig(
         command=command, world_size=world_size, output=output, device=device, ranks=ranks, num_verified=verify,
-        seed=seed, jobs=jobs,
+        seed=seed, jobs=jobs, rules=rules, strict_values=strict_values,
     )  # fmt: skip
     _say(run_collect(config), reports.collect_text, as_json)
 
@@ -162,12 +168,14 @@ def emulate(
     slow: Slow = None,
     perturb: Perturb = None,
     device: Annotated[str | None, typer.Option(help="Another device than the graph's.")] = None,
+    rules: Rules = None,
+    strict_values: StrictValues = False,
     as_json: Json = False,
 ) -> None:
     """Run the program as some ranks of the job, against the graph."""
     config = EmulateConfig(
         graph=graph, command=command, sandbox=parse_ranks(sandbox, open_graph(graph).world_size), output=output,
-        slow=parse_slow(slow or []), perturb=perturb, device=device,
+        slow=parse_slow(slow or []), perturb=perturb, device=device, rules=rules, strict_values=strict_values,
     )  # fmt: skip
     _say(run_emulate(config), reports.emulate_text, as_json)
 

@@ -10,7 +10,7 @@ import resource
 import shlex
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,9 @@ from prism_core.errors import ConfigError, SessionError
 from prism_core.launch import RankGroup, Seat, await_engine, failure_of
 from prism_core.nccl import with_environment
 from prism_core.roles import Distinction, Positions, RoleFinder, Roles, distinctions
+from prism_core.rules import load_value_rules
 from prism_core.store import RendezvousServer
+from prism_core.values import program_variables, split_notes
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +90,9 @@ class _Room:
 
 
 @contextmanager
-def _open_room(rank: int, world_size: int, device: Device, published: dict[bytes, bytes]) -> Iterator[_Room]:
+def _open_room(
+    rank: int, world_size: int, device: Device, published: dict[bytes, bytes], variables: Mapping[str, str]
+) -> Iterator[_Room]:
     options = {"mode": "collect", "world_size": world_size, "live": [rank], "profile": device.profile}
     session = _native.Session(json.dumps(options))
     with (
@@ -102,6 +106,7 @@ def _open_room(rank: int, world_size: int, device: Device, published: dict[bytes
             socket=session.listen(folder),
             store_host=store.host,
             store_port=store.port,
+            variables=variables,
         )
         try:
             yield _Room(session, store, Seat(session, placement))
@@ -118,6 +123,7 @@ class _Collector:
         self._program = program
         self._gpus_per_node = device.gpus_per_node
         self._logs = (config.run_folder or config.output.with_suffix(".logs")).absolute()
+        self._variables = program_variables(load_value_rules(config.rules), self._logs, strict=config.strict_values)
         self._store_notes: dict[tuple[str, str], dict[str, str]] = {}
         self._published: dict[bytes, bytes] = {}
         self._notes: set[str] = set()
@@ -161,7 +167,7 @@ class _Collector:
 
             def seat_of(rank: int) -> Seat:
                 rooms[rank] = stack.enter_context(
-                    _open_room(rank, self._config.world_size, self._device, self._published)
+                    _open_room(rank, self._config.world_size, self._device, self._published, self._variables)
                 )
                 return rooms[rank].seat
 
@@ -194,10 +200,13 @@ class _Collector:
             self._notes.add("no optimizer step was seen: the graph has no iteration times")
         for name, count in info["unsupported"].items():
             self._notes.add(f"rank {recording.rank} called {name}, which is not supported ({count} times)")
+        notes, values = split_notes(info["notes"])
+        info["notes"] = notes
         self._ranks[recording.rank] = {
             "rank": recording.rank,
             "ops": recording.num_ops,
             **{key: info[key] for key in ("iterations", "peak_allocated_bytes", "peak_reserved_bytes", "notes")},
+            "values": values,
         }
 
     def assemble(self, roles: Roles) -> _native.Graph:

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 from prism_core import _native
 from prism_core.errors import ConfigError
 from prism_core.perturb import Perturb
+from prism_core.rules import ValueRules
 
 DeviceKind = Literal["emulated", "real", "host"]
 DEFAULT_DEVICE = "emulated:h100-sxm"
@@ -125,6 +126,10 @@ class CollectConfig:
     #: Where logs go; default: beside the output.
     run_folder: Path | None = None
     echo: bool = False
+    #: Rules for values that are not known (`prism_core.rules`): a TOML file or the rules themselves.
+    rules: ValueRules | Path | None = None
+    #: End the run at the first unknown value that the host reads.
+    strict_values: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,3 +145,6 @@ class EmulateConfig:
     #: Default: the device the graph was collected on.
     device: str | None = None
     echo: bool = True
+    #: As for `CollectConfig`.
+    rules: ValueRules | Path | None = None
+    strict_values: bool = False

@@ -29,14 +29,17 @@ from prism_core.errors import (
     InterruptedRunError,
     MismatchError,
     PrismError,
+    SessionError,
     error_entry,
 )
-from prism_core.launch import GroupResult, RankGroup, Seat, await_engine, failure_of
+from prism_core.launch import GroupResult, RankGroup, Seat, await_engine, failure_of, log_path
 from prism_core.nccl import differences, settings_of_environment, settings_of_profile, with_environment
 from prism_core.perturb import perturbation_text
 from prism_core.replay import open_graph
 from prism_core.report import write_run
+from prism_core.rules import load_value_rules
 from prism_core.store import RendezvousServer
+from prism_core.values import program_variables, split_notes
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +65,9 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
     # The program runs with its environment, whatever the model of the network follows.
     nccl_notes += differences(recorded, settings_of_environment(os.environ))
     materialised = graph.materialised_ranks(sandbox, device.profile)
+    rules = load_value_rules(config.rules)
     logs = _make_run_folder(config.output)
+    variables = program_variables(rules, logs, strict=config.strict_values)
     options = {
         "mode": "emulate",
         "world_size": graph.world_size,
@@ -83,6 +88,7 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
             socket=session.listen(folder),
             store_host=store.host,
             store_port=store.port,
+            variables=variables,
         )
         seat = Seat(session, placement)
         group = RankGroup(lambda rank: seat, program.argv, logs, echo=config.echo)
@@ -95,6 +101,10 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
             failure = InterruptedRunError(interruption)
         notes = store.notes()
         found: dict[str, Any] = json.loads(session.finish())
+    for rank in found["ranks"]:
+        rank["notes"], rank["values"] = split_notes(rank["notes"])
+    if failure is None:
+        failure = _idle(found, graph.meta.get("iterations", ""), logs)
     failure = _explain(failure, found, graph.meta.get("iterations", ""))
     summary = {
         **found,
@@ -136,6 +146,20 @@ def _explain(failure: PrismError | None, found: dict[str, Any], recorded: str) -
         return failure
     hint = f"the graph has {recorded} iteration{'' if recorded == '1' else 's'} and the program went on"
     return type(failure)(f"{failure}\n  {hint}: if later iterations differ from these, collect more iterations")
+
+
+def _idle(found: dict[str, Any], recorded: str, logs: Path) -> PrismError | None:
+    """A rank that ends well without an iteration, where the job has some, was told not to train by a stale value."""
+    if not recorded.isdigit() or int(recorded) == 0:
+        return None
+    for rank in found["ranks"]:
+        if rank["iterations"] == 0:
+            return SessionError(
+                f"rank {rank['rank']} ended well without one optimizer step, and the graph has {recorded} iterations: "
+                f"something told it not to train; its unknown values are in the summary (output: "
+                f"{log_path(logs, rank['rank'])})"
+            )
+    return None
 
 
 def _notes(found: dict[str, Any]) -> list[str]:

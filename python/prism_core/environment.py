@@ -6,7 +6,7 @@ import os
 import platform
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from prism_core.errors import ShimError
@@ -26,6 +26,8 @@ ENV_UNUSED_NCCL = "PRISM_UNUSED_NCCL"
 EXIT_NO_PRELOAD = 97
 #: Exit code of a process with NCCL code that is not caught (set by the preloaded libraries).
 EXIT_NOT_CAUGHT = 98
+#: Exit code of a program that reads an unknown value in a strict run (set by the preloaded libraries).
+EXIT_UNKNOWN_VALUE = 96
 
 #: The version of NCCL to answer with; what the user says goes before what torch was built for.
 NCCL_VERSION = "PRISM_NCCL_VERSION"
@@ -43,6 +45,8 @@ class Placement:
     socket: str
     store_host: str
     store_port: int
+    #: More of the environment.
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_shims(folder: Path = SHIM_FOLDER) -> list[Path]:
@@ -137,5 +141,6 @@ def _our_variables(rank: int, placement: Placement, shims: list[Path], base: Map
         "PRISM_DEVICE": placement.device,
         "PYTHONPATH": os.pathsep.join(python_path),
         **{name: base[name] for name in (ENV_UNUSED_NCCL,) if base.get(name)},
+        **placement.variables,
         **loader_variables(shims, base),
     }

@@ -24,6 +24,7 @@ __all__ = [
     "SessionError",
     "ShimError",
     "TorchMissingError",
+    "UnknownValueError",
     "error_entry",
 ]
 
@@ -38,6 +39,10 @@ class RoleError(PrismError):
 
 class TorchMissingError(PrismError):
     """The program needs PyTorch and PyTorch is not installed."""
+
+
+class UnknownValueError(PrismError):
+    """In a strict run the program reads a value from the device that is not known; the message says which and where."""
 
 
 class InterruptedRunError(PrismError):

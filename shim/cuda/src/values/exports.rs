@@ -1,7 +1,7 @@
 //! C functions of the value plane and the framework hook, and the allocator's reports.
 
 use super::known::{self, Grade};
-use super::{allocated as block_allocated, freed as block_freed, is_on, reads};
+use super::{allocated as block_allocated, freed as block_freed, is_on, provided, reads};
 use crate::guard::guard;
 use crate::memory::ADDRESSES;
 use crate::original::Original;
@@ -118,6 +118,31 @@ pub unsafe extern "C" fn prism_value_rule(name: *const c_char) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn prism_value_script(value: i64, is_on: c_int) {
     guard((), || reads::script((is_on != 0).then_some(value)));
+}
+
+/// Writes the value that a rule provides: `bytes` from `data` to `pointer`. 0, or -1 for a range outside any allocation.
+///
+/// # Safety
+/// `data` must point to `bytes` bytes, `rule` be a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn prism_value_provide(
+    pointer: *mut c_void,
+    data: *const c_void,
+    bytes: usize,
+    rule: *const c_char,
+) -> c_int {
+    guard(-1, || {
+        if data.is_null() || rule.is_null() || !memory::is_device(pointer) || !memory::contains(pointer, bytes) {
+            return -1;
+        }
+        // SAFETY: the source and the rule are the caller's; the destination lies in one allocation of the device.
+        let rule = unsafe {
+            std::ptr::copy_nonoverlapping(data.cast::<u8>(), pointer.cast::<u8>(), bytes);
+            CStr::from_ptr(rule)
+        };
+        provided(pointer.addr(), bytes, &rule.to_string_lossy());
+        0
+    })
 }
 
 /// A remark about a value for the run's summary, sent at once.

@@ -259,6 +259,13 @@ pub(crate) fn copied(to: usize, from: usize, bytes: usize) {
     }
 }
 
+/// A rule has written `bytes`.
+pub(crate) fn provided(to: usize, bytes: usize, rule: &str) {
+    if is_on() && ADDRESSES.contains(&to) {
+        known::known(to, bytes, Some(known::number(rule)));
+    }
+}
+
 /// A fill has written `bytes`.
 pub(crate) fn filled(to: usize, bytes: usize) {
     if is_on() && ADDRESSES.contains(&to) {
