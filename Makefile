@@ -35,8 +35,14 @@ $(VENV)/.torch: python/prism_core/slim.py $(VENV)/.tools
 	$(PY) python/prism_core/slim.py
 	touch $@
 
+.PHONY: plane
+plane: $(VENV)/.plane  ## the value plane, compiled for the venv's torch (without a C++ compiler: said, and left out)
+$(VENV)/.plane: python/prism_core/torch/plane.cpp python/prism_core/torch/values.py $(VENV)/.torch
+	$(PY) python/prism_core/torch/values.py || true
+	touch $@
+
 .PHONY: dev
-dev: build torch  ## editable build, slim torch, `prism` on .venv/bin
+dev: build torch plane  ## editable build, slim torch, `prism` on .venv/bin
 
 .PHONY: demo
 demo: dev  ## the main job: an unmodified PyTorch program as ranks of an 8,192-rank world

@@ -6,6 +6,7 @@
  * in ns: real time and CPU time of the calling thread that the commanded calls took, and the virtual clock after them. */
 #define _GNU_SOURCE
 #include "../shim/nccl/tests/c/nccl_api.h"
+#include "fatbin.h"
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,7 +36,7 @@ enum { TRAINING_BEGIN = 1, ITERATION_END = 2, NON_BLOCKING = 1, NO_TIMING = 2, L
 #define OK(call) do { int code_ = (call); if (code_) { \
     fprintf(stderr, "%s:%d: %s = %d\n", __FILE__, __LINE__, #call, code_); exit(1); } } while (0)
 
-static char kernel; /* its address stands for the kernel */
+static char kernel, described; /* their addresses stand for kernels */
 static void *kernel_handle, *gradients;
 static stream_t compute, communication;
 static event_t ready, reduced;
@@ -58,6 +59,14 @@ static void launch(void) { OK(cudaLaunchKernel(&kernel, (dim3){132, 1, 1}, (dim3
 
 static void launch_by_handle(void) {
     OK(__cudaLaunchKernel(kernel_handle, (dim3){132, 1, 1}, (dim3){256, 1, 1}, NULL, 0, compute));
+}
+
+/* A kernel whose parameters are known: three pointers to a block of device memory. */
+static void launch_with_arguments(void) {
+    char *pointers[3] = {gradients, (char *)gradients + 4096, (char *)gradients + GRADIENT_COUNT};
+    int count = 1;
+    void *arguments[2] = {&count, pointers};
+    OK(cudaLaunchKernel(&described, (dim3){132, 1, 1}, (dim3){256, 1, 1}, arguments, 0, compute));
 }
 
 static void launch_and_sync(void) {
@@ -105,7 +114,7 @@ static const struct {
     const char *name;
     void (*body)(void);
 } COMMANDS[] = {
-    {"launch", launch}, {"launch_by_handle", launch_by_handle}, {"launch_and_sync", launch_and_sync},
+    {"launch", launch}, {"launch_by_handle", launch_by_handle}, {"launch_with_arguments", launch_with_arguments}, {"launch_and_sync", launch_and_sync},
     {"launch_and_query", launch_and_query}, {"all_reduce", all_reduce}, {"send_and_receive", send_and_receive},
     {"iterate", iterate}, {"begin", begin}, {"drain", drain},
 };
@@ -120,6 +129,9 @@ static void (*find(const char *name))(void) {
 static void set_up(void) {
     void **module = __cudaRegisterFatBinary(&kernel);
     __cudaRegisterFunction(module, &kernel, "bench_kernel", "bench_kernel", -1, NULL, NULL, NULL, NULL, NULL);
+    __cudaRegisterFatBinaryEnd(module);
+    module = __cudaRegisterFatBinary(fatbin_of("described_kernel"));
+    __cudaRegisterFunction(module, &described, "described_kernel", "described_kernel", -1, NULL, NULL, NULL, NULL, NULL);
     __cudaRegisterFatBinaryEnd(module);
     OK(cudaSetDevice(0));
     OK(__cudaGetKernel(&kernel_handle, &kernel));

@@ -73,7 +73,7 @@ def records_of(run: host.Run, name: str, count: int) -> tuple[int, int]:
     return run.status()["records"] - before - 1, moved
 
 
-@pytest.mark.parametrize("name", ["launch", "launch_by_handle"])
+@pytest.mark.parametrize("name", ["launch", "launch_by_handle", "launch_with_arguments"])
 def test_kernel_launch(benchmark: Any, collecting: host.Run, name: str) -> None:
     """With recording: goal 100 ns."""
     assert records_of(collecting, name, 1000) == (1000, 1000 * COSTS["kernel_launch_ns"])

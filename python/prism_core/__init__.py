@@ -17,6 +17,7 @@ from prism_core.errors import (
     SessionError,
     ShimError,
     TorchMissingError,
+    UnknownValueError,
 )
 from prism_core.export import export
 from prism_core.replay import ReplayResult, inspect, replay
@@ -36,6 +37,7 @@ __all__ = [
     "SessionError",
     "ShimError",
     "TorchMissingError",
+    "UnknownValueError",
     "__version__",
     "collect",
     "collectives",

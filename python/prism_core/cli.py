@@ -47,9 +47,9 @@ AnyPath = Annotated[Path, typer.Argument(help="Execution graph or message progra
 Slow = Annotated[list[str] | None, typer.Option("--slow", help="Slow a rank's compute.", metavar="RANK=FACTOR")]
 Messages = Annotated[str, typer.Option(help="How finely rings are cut: fine or coarse.")]
 RulesFile = Annotated[
-    Path | None,
-    typer.Option("--rules", help="Values of virtual members (host device).", metavar="FILE.toml|FILE.py"),
+    Path | None, typer.Option("--rules", help="Rules for values nobody computes.", metavar="FILE.toml|FILE.py")
 ]
+StrictValues = Annotated[bool, typer.Option(help="End the run at the first unknown value the host reads.")]
 Perturb = Annotated[Path | None, typer.Option("--perturb", help="A file of perturbations.", metavar="FILE.toml")]
 
 
@@ -79,12 +79,13 @@ def collect(
     jobs: Annotated[int, typer.Option(help="Processes at a time; 0: one per CPU.", min=0)] = 0,
     exact: Annotated[bool, typer.Option(help="Ranks exchange real values, JOBS run at a time (host device).")] = False,
     rules: RulesFile = None,
+    strict_values: StrictValues = False,
     as_json: Json = False,
 ) -> None:
     """Build the execution graph of all ranks by running a few."""
     config = CollectConfig(
         command=command, world_size=world_size, output=output, device=device, ranks=ranks, num_verified=verify,
-        seed=seed, jobs=jobs, exact=exact, rules=rules,
+        seed=seed, jobs=jobs, exact=exact, rules=rules, strict_values=strict_values,
     )  # fmt: skip
     _say(run_collect(config), reports.collect_text, as_json)
 
@@ -173,13 +174,14 @@ def emulate(
     ] = 200.0,
     jobs: Annotated[int, typer.Option(help="Sandbox ranks that run at a time (host device); 0: all.", min=0)] = 0,
     rules: RulesFile = None,
+    strict_values: StrictValues = False,
     as_json: Json = False,
 ) -> None:
     """Run the program as some ranks of the job, against the graph."""
     config = EmulateConfig(
         graph=graph, command=command, sandbox=parse_ranks(sandbox, open_graph(graph).world_size), output=output,
         slow=parse_slow(slow or []), perturb=perturb, device=device, jobs=jobs, rules=rules,
-        max_release_error_us=max_release_error,
+        max_release_error_us=max_release_error, strict_values=strict_values,
     )  # fmt: skip
     _say(run_emulate(config), reports.emulate_text, as_json)
 

@@ -10,7 +10,7 @@ import resource
 import shlex
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,8 +24,9 @@ from prism_core.errors import ConfigError, SessionError
 from prism_core.launch import RankGroup, Seat, await_engine, failure_of
 from prism_core.nccl import with_environment
 from prism_core.roles import Distinction, Positions, RoleFinder, Roles, distinctions
-from prism_core.rules import Rules, load_rules
+from prism_core.rules import Rules, load_rules, load_value_rules
 from prism_core.store import RendezvousServer
+from prism_core.values import program_variables, split_notes
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +86,8 @@ def _check_output(output: Path) -> None:
 
 
 def _check_exact(config: CollectConfig, device: Device) -> None:
-    if config.rules is not None and device.kind != "host":
-        raise ConfigError("rules for values are for the host device: --device host")
+    if load_rules(config.rules) is not None and device.kind != "host":
+        raise ConfigError("rules for what members contribute ([[rule]]) are for the host device: --device host")
     if not config.exact:
         return
     if device.kind != "host":
@@ -110,6 +111,7 @@ def _open_room(
     world_size: int,
     device: Device,
     published: dict[bytes, bytes],
+    variables: Mapping[str, str],
     *,
     rules: Rules | None = None,
     at_once: int = 0,
@@ -129,6 +131,7 @@ def _open_room(
             socket=session.listen(folder),
             store_host=store.host,
             store_port=store.port,
+            variables=variables,
         )
         try:
             yield _Room(session, store, Seat(session, placement))
@@ -145,6 +148,7 @@ class _Collector:
         self._program = program
         self._gpus_per_node = device.gpus_per_node
         self._logs = (config.run_folder or config.output.with_suffix(".logs")).absolute()
+        self._variables = program_variables(load_value_rules(config.rules), self._logs, strict=config.strict_values)
         self._store_notes: dict[tuple[str, str], dict[str, str]] = {}
         self._published: dict[bytes, bytes] = {}
         self._notes: set[str] = set()
@@ -189,8 +193,9 @@ class _Collector:
 
             def open_room(ranks: Sequence[int], at_once: int = 0) -> _Room:
                 room = _open_room(
-                    ranks, self._config.world_size, self._device, self._published, rules=self._rules, at_once=at_once
-                )
+                    ranks, self._config.world_size, self._device, self._published, self._variables,
+                    rules=self._rules, at_once=at_once,
+                )  # fmt: skip
                 return stack.enter_context(room)
 
             def seat_of(rank: int) -> Seat:
@@ -234,6 +239,8 @@ class _Collector:
             self._notes.add("no optimizer step was seen: the graph has no iteration times")
         for name, count in info["unsupported"].items():
             self._notes.add(f"rank {recording.rank} called {name}, which is not supported ({count} times)")
+        notes, values = split_notes(info["notes"])
+        info["notes"] = notes
         self._ranks[recording.rank] = {
             "rank": recording.rank,
             "ops": recording.num_ops,
@@ -241,6 +248,7 @@ class _Collector:
                 key: info[key]
                 for key in ("iterations", "peak_allocated_bytes", "peak_reserved_bytes", "tiers", "notes")
             },
+            "values": values,
         }
 
     def assemble(self, roles: Roles) -> _native.Graph:

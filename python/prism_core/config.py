@@ -125,11 +125,13 @@ class CollectConfig:
     jobs: int = 0
     #: Ranks exchange real values (tier T3; host device, all ranks): `jobs` run at a time, the others wait in calls.
     exact: bool = False
-    #: What virtual members contribute (tier T2; host device).
-    rules: RulesLike | None = None
     #: Where logs go; default: beside the output.
     run_folder: Path | None = None
     echo: bool = False
+    #: Rules for values that are not known (`prism_core.rules`): a TOML file or the rules themselves.
+    rules: RulesLike | None = None
+    #: End the run at the first unknown value that the host reads.
+    strict_values: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +150,7 @@ class EmulateConfig:
     max_release_error_us: float = 200.0
     #: Sandbox ranks that run at a time, the others wait in their calls (host device); 0 = all.
     jobs: int = 0
-    #: What virtual members contribute (tier T2; host device).
-    rules: RulesLike | None = None
     echo: bool = True
+    #: As for `CollectConfig`.
+    rules: RulesLike | None = None
+    strict_values: bool = False

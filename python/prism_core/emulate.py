@@ -29,16 +29,18 @@ from prism_core.errors import (
     InterruptedRunError,
     MismatchError,
     PrismError,
+    SessionError,
     error_entry,
 )
-from prism_core.launch import GroupResult, RankGroup, Seat, await_engine, failure_of
+from prism_core.launch import GroupResult, RankGroup, Seat, await_engine, failure_of, log_path
 from prism_core.nccl import differences, settings_of_environment, settings_of_profile, with_environment
 from prism_core.perturb import perturbation_text
 from prism_core.real import assign_gpus, real_nccl, release_failure
 from prism_core.replay import open_graph
 from prism_core.report import write_run
-from prism_core.rules import load_rules
+from prism_core.rules import load_rules, load_value_rules
 from prism_core.store import RendezvousServer
+from prism_core.values import program_variables, split_notes
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +67,9 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
     nccl_notes += differences(recorded, settings_of_environment(os.environ))
     materialised = graph.materialised_ranks(sandbox, device.profile)
     gpus = assign_gpus(sandbox) if device.kind == "real" else {}
+    value_rules = load_value_rules(config.rules)
     logs = _make_run_folder(config.output)
+    variables = program_variables(value_rules, logs, strict=config.strict_values)
     options = {
         "mode": "emulate",
         "world_size": graph.world_size,
@@ -77,7 +81,7 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
     }
     rules = load_rules(config.rules)
     if device.kind != "host" and (rules is not None or config.jobs):
-        raise ConfigError("rules for values and sandbox ranks in turns are for the host device: --device host")
+        raise ConfigError("rules for what members contribute ([[rule]]) and ranks in turns are for the host device: --device host")
     session = _native.Session(json.dumps(options), graph, rules)
     with (
         tempfile.TemporaryDirectory(prefix="prism-") as folder,
@@ -93,6 +97,7 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
             epoch_ns=time.monotonic_ns() if device.kind == "real" else None,
             gpus=gpus,
             real_nccl=real_nccl() if device.kind == "real" else None,
+            variables=variables,
         )
         seat = Seat(session, placement)
         group = RankGroup(
@@ -108,6 +113,10 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
             failure = InterruptedRunError(interruption)
         notes = store.notes()
         found: dict[str, Any] = json.loads(session.finish())
+    for rank in found["ranks"]:
+        rank["notes"], rank["values"] = split_notes(rank["notes"])
+    if failure is None:
+        failure = _idle(found, graph.meta.get("iterations", ""), logs)
     failure = _explain(failure, found, graph.meta.get("iterations", ""))
     failure = failure or release_failure(found["ranks"], config.max_release_error_us)
     summary = {
@@ -150,6 +159,20 @@ def _explain(failure: PrismError | None, found: dict[str, Any], recorded: str) -
         return failure
     hint = f"the graph has {recorded} iteration{'' if recorded == '1' else 's'} and the program went on"
     return type(failure)(f"{failure}\n  {hint}: if later iterations differ from these, collect more iterations")
+
+
+def _idle(found: dict[str, Any], recorded: str, logs: Path) -> PrismError | None:
+    """A rank that ends well without an iteration, where the job has some, was told not to train by a stale value."""
+    if not recorded.isdigit() or int(recorded) == 0:
+        return None
+    for rank in found["ranks"]:
+        if rank["iterations"] == 0:
+            return SessionError(
+                f"rank {rank['rank']} ended well without one optimizer step, and the graph has {recorded} iterations: "
+                f"something told it not to train; its unknown values are in the summary (output: "
+                f"{log_path(logs, rank['rank'])})"
+            )
+    return None
 
 
 def _notes(found: dict[str, Any]) -> list[str]:

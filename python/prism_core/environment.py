@@ -32,6 +32,8 @@ ENV_HOLD_BLOCKS = "PRISM_HOLD_BLOCKS"
 EXIT_NO_PRELOAD = 97
 #: Exit code of a process with NCCL code that is not caught (set by the preloaded libraries).
 EXIT_NOT_CAUGHT = 98
+#: Exit code of a program that reads an unknown value in a strict run (set by the preloaded libraries).
+EXIT_UNKNOWN_VALUE = 96
 
 #: The version of NCCL to answer with; what the user says goes before what torch was built for.
 NCCL_VERSION = "PRISM_NCCL_VERSION"
@@ -54,6 +56,8 @@ class Placement:
     gpus: Mapping[int, int] = field(default_factory=dict)
     #: On a real device: where the real NCCL is.
     real_nccl: str | None = None
+    #: More of the environment.
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_shims(folder: Path = SHIM_FOLDER, device: str = "emulated") -> list[Path]:
@@ -151,5 +155,6 @@ def _our_variables(rank: int, placement: Placement, shims: list[Path], base: Map
         **({"PRISM_EPOCH_NS": str(placement.epoch_ns)} if placement.epoch_ns is not None else {}),
         **({ENV_REAL_NCCL: placement.real_nccl} if placement.real_nccl is not None else {}),
         **{name: base[name] for name in (ENV_UNUSED_NCCL, ENV_HOLD_BLOCKS) if base.get(name)},
+        **placement.variables,
         **loader_variables(shims, base),
     }

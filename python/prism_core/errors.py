@@ -25,6 +25,7 @@ __all__ = [
     "ShimError",
     "TimekeepingError",
     "TorchMissingError",
+    "UnknownValueError",
     "error_entry",
 ]
 
@@ -43,6 +44,10 @@ class TorchMissingError(PrismError):
 
 class TimekeepingError(PrismError):
     """On a real device streams were released too late for the times to be what they claim."""
+
+
+class UnknownValueError(PrismError):
+    """In a strict run the program reads a value from the device that is not known; the message says which and where."""
 
 
 class InterruptedRunError(PrismError):

@@ -23,6 +23,7 @@ from prism_core.environment import (
     ENV_UNUSED_NCCL,
     EXIT_NO_PRELOAD,
     EXIT_NOT_CAUGHT,
+    EXIT_UNKNOWN_VALUE,
     Placement,
     check_shims,
     rank_environment,
@@ -35,6 +36,7 @@ from prism_core.errors import (
     SessionError,
     ShimError,
     TorchMissingError,
+    UnknownValueError,
 )
 
 logger = logging.getLogger(__name__)
@@ -56,6 +58,8 @@ _VERDICTS: tuple[tuple[type[PrismError], re.Pattern[str]], ...] = (
 )
 #: What a process says before it ends with EXIT_NOT_CAUGHT (shim/callers).
 _NOT_CAUGHT = re.compile(r"^prism: (.*(?:not emulated|namespace of its own).*)$", re.MULTILINE)
+#: What a process says before it ends with EXIT_UNKNOWN_VALUE (shim/cuda/src/values/reads.rs).
+_UNKNOWN_VALUE = re.compile(r"^prism: (the host reads .*|cannot use the rules .*)$", re.MULTILINE)
 HOW_TO_INSTALL_TORCH = "install it with `python -m prism_core.slim`"
 
 
@@ -411,6 +415,8 @@ def _rank_failure(rank: int, result: GroupResult, ranks: dict[int, RankStatus], 
     path = log_path(logs, rank)
     if code == EXIT_NOT_CAUGHT and (reasons := _NOT_CAUGHT.findall(_read_tail(path))):
         return ShimError(f"rank {rank}: {reasons[-1]} (output: {path})")
+    if code == EXIT_UNKNOWN_VALUE and (reasons := _UNKNOWN_VALUE.findall(_read_tail(path))):
+        return UnknownValueError(f"rank {rank}: {reasons[-1]} (output: {path})")
     if code == EXIT_NO_PRELOAD and not status.connected:
         return ShimError(f"rank {rank} ran without the preloaded libraries: ask `prism doctor` ({path})")
     if _NO_TORCH.search(_read_tail(path)) and not status.connected:

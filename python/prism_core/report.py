@@ -13,6 +13,7 @@ from typing import Any
 
 from prism_core.errors import ConfigError
 from prism_core.memory import device_memory
+from prism_core.values import GRADES, site_text
 
 SUMMARY = "summary.json"
 TIMING = "timing.json"
@@ -117,6 +118,7 @@ def collect_text(document: Mapping[str, Any]) -> str:
         ("verified on", ", ".join(map(str, document["ranks_verified"])) or "no rank: none was inferred"),
         ("roles", f"{document['roles']}, told apart by {document['role_distinction']}"),
         ("ops", f"{document['ops']:,}"),
+        *(row for rank in document["ranks"] for row in _value_rows(f"rank {rank['rank']}", rank.get("values"))),
         ("took", f"{_seconds(document['wall_ns'])}, largest rank {_mebibytes(document['peak_rank_rss_bytes'])}"),
         *(("note", note) for note in document["notes"]),
         *(("store", f"{note['rule']}: {note['key']}") for note in document["store"]),
@@ -254,10 +256,24 @@ def _rank_rows(rank: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     yield f"{name} time", shares or "none"
     for comm in rank["communicators"]:
         yield f"{name} NCCL", f"{comm['calls']} calls, {_mebibytes(comm['bytes'])} among {comm['size']} ranks"
+    yield from _value_rows(name, rank.get("values"))
     for call, count in rank["unsupported"].items():
         yield f"{name} unsupported", f"{call} ({count} times)"
     for note, count in rank["notes"].items():
         yield f"{name} note", f"{note} ({count} times)"
+
+
+def _value_rows(name: str, values: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
+    """What the host read from the device, if anything, and where it was not known."""
+    if values is None or not any(values[grade] for grade in GRADES):
+        return
+    yield f"{name} values read", ", ".join(f"{values[grade]:,} {grade}" for grade in GRADES)
+    for grade in ("unknown", "provided"):
+        sites = [site for site in values["sites"] if site["grade"] == grade]
+        for site in sites[:_SHOWN]:
+            yield f"{name} {grade}", site_text(site)
+        if len(sites) > _SHOWN:
+            yield f"{name} {grade}", f"{len(sites) - _SHOWN} more places"
 
 
 def doctor_text(document: Mapping[str, Any]) -> str:

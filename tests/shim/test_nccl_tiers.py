@@ -246,7 +246,7 @@ def test_values_are_stored_as_nccl_stores_them() -> None:
         ("[[rule]]\nvalue = 1\nkid = 'x'", "a rule has kid"),
         ("[[rule]]\nvalue = 1\nkind = 'allreduce'", "a rule for 'allreduce'"),
         ("[[rule]]\nvalue = 1\ndtype = 'float'", "type 'float'"),
-        ("[rules]", "only tables"),
+        ("[rule]", "written"),
         ("[[rule", "are not TOML"),
     ],
 )

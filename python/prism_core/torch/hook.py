@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -280,6 +282,20 @@ class AfterImport(MetaPathFinder):
     def __init__(self, actions: dict[str, Callable[[ModuleType], None]]) -> None:
         self._actions = actions
 
+    def add(self, name: str, action: Callable[[ModuleType], None]) -> None:
+        """Adds an action on a module, after those that are there; at once if the module is imported already."""
+        if name in sys.modules:
+            action(sys.modules[name])
+            return
+        before = self._actions.get(name)
+
+        def act(module: ModuleType) -> None:
+            if before is not None:
+                before(module)
+            action(module)
+
+        self._actions[name] = act
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -336,6 +352,27 @@ def tell_nccl_version() -> None:
         os.environ["PRISM_NCCL_VERSION"] = version
 
 
+def sibling(name: str) -> ModuleType:
+    """Another file of this folder: the program's interpreter need not have `prism_core` installed."""
+    spec = spec_from_file_location(f"_prism_torch_{name}", Path(__file__).with_name(f"{name}.py"))
+    if spec is None or spec.loader is None:
+        raise ImportError(f"prism: a part of the PyTorch hook is missing: {name}.py")
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def install_values(finder: AfterImport) -> None:
+    """Has small operators computed and rules for values applied, on the emulated device."""
+    if os.environ.get("PRISM_DEVICE", "emulated") != "emulated" or not os.environ.get("PRISM_PROGRAM_RULES"):
+        return
+    values = sibling("values").load(ctypes.CDLL(None))
+    if values is not None:
+        finder.add("torch.cuda", values.install_cuda)
+        values.install(finder.add)
+
+
 def install() -> None:
     """Hooks the parts of PyTorch as they are imported."""
     library = load_library()
@@ -354,4 +391,6 @@ def install() -> None:
         "torch.optim.optimizer": iterations.install_optimizer,
         "torch.nn.modules.module": iterations.install_module,
     }
-    sys.meta_path.insert(0, AfterImport(actions))
+    finder = AfterImport(actions)
+    sys.meta_path.insert(0, finder)
+    install_values(finder)

@@ -53,4 +53,21 @@ pub struct SessionTable {
     pub attach: unsafe extern "C" fn(run: unsafe extern "C" fn(*mut c_void), data: *mut c_void) -> c_int,
     /// On a real device, in a function given to `attach`: copies between any two places and waits for it. 0 or -1.
     pub copy: unsafe extern "C" fn(to: *mut c_void, from: *const c_void, bytes: usize) -> c_int,
+    /// A collective or a message has put `bytes` into `to` of what `from` (`from_bytes` long) contributed, as one of the
+    /// `RECEIVED_*` numbers says; `name` is the call's. For memory of the emulated device, to keep track of what is known.
+    pub received: unsafe extern "C" fn(
+        to: *const c_void,
+        bytes: usize,
+        from: *const c_void,
+        from_bytes: usize,
+        name: *const c_char,
+        fate: c_int,
+    ),
 }
+
+/// What a receive buffer holds ([`SessionTable::received`]): nothing of what its sender sent, so its bytes are stale.
+pub const RECEIVED_NOTHING: c_int = 0;
+/// Data of this rank: a copy of what it sent.
+pub const RECEIVED_OWN: c_int = 1;
+/// Made from data of this rank in place of its peers'.
+pub const RECEIVED_MIRRORED: c_int = 2;

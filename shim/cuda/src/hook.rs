@@ -3,7 +3,7 @@
 use crate::export::put;
 use crate::guard::guard;
 use crate::session::HostCost;
-use crate::{clock, device, memory, session, stream};
+use crate::{clock, device, memory, session, stream, values};
 use prism_wire::control::ControlKind;
 use prism_wire::device::SessionTable;
 use prism_wire::message::{MarkerKind, Record, RecordKind, Reply};
@@ -30,6 +30,7 @@ static TABLE: SessionTable = SessionTable {
     is_real: table_is_real,
     attach: table_attach,
     copy: table_copy,
+    received: values::received,
 };
 
 /// The session's functions for other preloaded libraries; null when the process has no session. Connects.
@@ -189,6 +190,7 @@ pub extern "C" fn prism_marker(kind: u32, stream: *mut c_void) -> c_int {
         if !known {
             return -1;
         }
+        values::flush();
         // Libraries that were imported after the first CUDA call.
         prism_callers::insist();
         let stream = stream::id(stream);

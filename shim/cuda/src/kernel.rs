@@ -6,6 +6,7 @@
 use crate::abi::{Dim3, Error, Outcome};
 use crate::config::DeviceProfile;
 use crate::session::HostCost;
+use crate::values::{self, Arguments, Parameter, Plan};
 use crate::{device, handoff, session, stream};
 use prism_wire::control::ENV_SESSION;
 use prism_wire::message::{Record, RecordKind};
@@ -21,12 +22,34 @@ pub(crate) struct Kernel {
     pub(crate) name: String,
     /// The name's id; 0 until the first launch.
     name_id: AtomicU32,
+    /// What a launch does to the values on the device, found out at the first launch.
+    pub(crate) plan: OnceLock<Plan>,
+    source: Source,
     /// Most dynamic shared memory it may be launched with, by `cudaFuncSetAttribute`.
     pub(crate) max_dynamic_shared: AtomicI32,
     /// Preferred carveout, by `cudaFuncSetAttribute`.
     pub(crate) carveout: AtomicI32,
     /// May it be launched with clusters of more than eight blocks?
     pub(crate) non_portable_cluster: AtomicI32,
+}
+
+/// Where a kernel's parameters are described.
+#[derive(Debug)]
+enum Source {
+    /// In the fat binary at this address.
+    Registered(usize),
+    /// They were read when its image was loaded, if they could be.
+    Loaded(Option<Vec<Parameter>>),
+}
+
+impl Kernel {
+    /// Its parameters, if they are known.
+    pub(crate) fn parameters(&self) -> Option<Vec<Parameter>> {
+        match &self.source {
+            Source::Registered(image) => values::registered_parameters(*image, &self.name),
+            Source::Loaded(parameters) => parameters.clone(),
+        }
+    }
 }
 
 /// The functions and variables of one registered fat binary.
@@ -98,10 +121,12 @@ pub(crate) fn register_variable(handle: *mut *mut c_void, host: *const c_char, b
     }
 }
 
-fn new_kernel(name: String) -> &'static Kernel {
+fn new_kernel(name: String, source: Source) -> &'static Kernel {
     Box::leak(Box::new(Kernel {
         name,
         name_id: AtomicU32::new(0),
+        plan: OnceLock::new(),
+        source,
         max_dynamic_shared: AtomicI32::new(device::SHARED_PER_BLOCK as c_int),
         carveout: AtomicI32::new(-1),
         non_portable_cluster: AtomicI32::new(0),
@@ -115,27 +140,27 @@ pub(crate) fn find(address: *const c_void) -> Result<&'static Kernel, Error> {
         return Ok(kernel);
     }
     session::get()?;
-    let name = {
+    let (image, name) = {
         let modules = modules();
-        modules
-            .iter()
-            .filter(|module| (module.bounds.0..=module.bounds.1).contains(&address))
-            .find_map(|module| module.functions.iter().find(|(host, _)| *host == address))
-            .map(|(_, name)| *name as *const c_char)
-            .ok_or(Error::INVALID_DEVICE_FUNCTION)?
+        let mut near = modules.iter().filter(|module| (module.bounds.0..=module.bounds.1).contains(&address));
+        near.find_map(|module| {
+            let (_, name) = module.functions.iter().find(|(host, _)| *host == address)?;
+            Some((module.handle, *name as *const c_char))
+        })
+        .ok_or(Error::INVALID_DEVICE_FUNCTION)?
     };
     // SAFETY: registered as a C string by a module that is still registered.
     let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
     let mut kernels = KERNELS.write().unwrap_or_else(PoisonError::into_inner);
-    let kernel = kernels.entry(address).or_insert_with(|| new_kernel(name));
+    let kernel = kernels.entry(address).or_insert_with(|| new_kernel(name, Source::Registered(image)));
     let kernel: &'static Kernel = kernel;
     kernels.insert(handle(kernel) as usize, kernel);
     Ok(kernel)
 }
 
 /// A kernel of a loaded image (Triton, NVRTC), by name. Whether the image has it is not known: its code is not read.
-pub(crate) fn of_image(name: String) -> &'static Kernel {
-    let kernel = new_kernel(name);
+pub(crate) fn of_image(name: String, parameters: Option<Vec<Parameter>>) -> &'static Kernel {
+    let kernel = new_kernel(name, Source::Loaded(parameters));
     KERNELS.write().unwrap_or_else(PoisonError::into_inner).insert(handle(kernel) as usize, kernel);
     kernel
 }
@@ -156,6 +181,33 @@ pub(crate) unsafe fn of_handle(handle: *const c_void) -> Result<&'static Kernel,
     }
     // SAFETY: kernels are never freed.
     Ok(unsafe { &*handle.cast::<Kernel>() })
+}
+
+/// The fat binaries that are registered: address and names of their kernels.
+pub(crate) fn registered() -> Vec<(usize, Vec<String>)> {
+    // SAFETY: registered as C strings by modules that are still registered.
+    let text = |name: usize| unsafe { CStr::from_ptr(name as *const c_char) }.to_string_lossy().into_owned();
+    let names = |module: &Module| module.functions.iter().map(|(_, name)| text(*name)).collect();
+    modules().iter().map(|module| (module.handle, names(module))).collect()
+}
+
+/// Launches a kernel with arguments: as [`launch`], and what it may write is unknown from here on.
+///
+/// # Safety
+/// The arguments must be those of the kernel.
+#[inline]
+pub(crate) unsafe fn launch_with(
+    kernel: &Kernel,
+    grid: Dim3,
+    block: Dim3,
+    shared: usize,
+    stream: *const c_void,
+    arguments: Arguments,
+) -> Outcome {
+    launch(kernel, grid, block, shared, stream)?;
+    // SAFETY: the contract of this function.
+    unsafe { values::launched(kernel, arguments) };
+    Ok(())
 }
 
 /// Launches a kernel: it is recorded, not run.

@@ -15,6 +15,7 @@
 //! | [`libs`] | the C functions of the math libraries, NVRTC and CUPTI |
 //! | [`functions`] | the list of what is served and what is refused |
 //! | [`hook`] | functions for other preloaded libraries and the framework hook |
+//! | [`values`] | who wrote each byte last, and what a value that the host reads is worth |
 //! | [`unsupported`] | calls that fail loudly, with their name |
 #![allow(non_snake_case, reason = "exported names are those of the CUDA libraries")]
 #![allow(unreachable_pub, reason = "extern \"C\" exports are reached by the dynamic linker, not by Rust paths")]
@@ -42,3 +43,4 @@ mod runtime;
 mod session;
 mod stream;
 mod unsupported;
+mod values;

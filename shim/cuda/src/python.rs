@@ -167,7 +167,8 @@ impl Interpreter {
 
 /// `file:line` of the Python code the calling thread runs; `None` if it runs none.
 pub(crate) fn location() -> Option<String> {
-    let python = Interpreter::find()?;
+    static PYTHON: OnceLock<Option<Interpreter>> = OnceLock::new();
+    let python = PYTHON.get_or_init(Interpreter::find).as_ref()?;
     // SAFETY: a thread that has a thread state may take the interpreter lock; it is given back at once.
     unsafe {
         if (python.is_initialized)() == 0 || (python.this_thread_state)().is_null() {

@@ -142,6 +142,7 @@ extern "C" fn after_fork() {
 }
 
 extern "C" fn at_exit() {
+    crate::values::flush();
     let was = STATE.swap(EXITING, Ordering::AcqRel);
     // What was loaded after the connection; a forked child is not the rank.
     if was == CONNECTED {

@@ -25,6 +25,7 @@ static TABLE: SessionTable = SessionTable {
     is_real,
     attach,
     copy,
+    received,
 };
 
 /// The session's functions for other preloaded libraries; null when the process has no session. Connects.
@@ -137,6 +138,17 @@ unsafe extern "C" fn config(key: *const c_char) -> *const c_char {
 
 unsafe extern "C" fn is_real() -> c_int {
     1
+}
+
+/// Nobody keeps track of the memory of a real card.
+unsafe extern "C" fn received(
+    _to: *const c_void,
+    _bytes: usize,
+    _from: *const c_void,
+    _from_bytes: usize,
+    _name: *const c_char,
+    _fate: c_int,
+) {
 }
 
 unsafe extern "C" fn attach(run: unsafe extern "C" fn(*mut c_void), data: *mut c_void) -> c_int {

@@ -10,9 +10,11 @@ use crate::passthrough;
 use crate::session::{self, Session};
 use crate::shares::{self, Share};
 use crate::values::Payload;
+use prism_wire::device::{RECEIVED_MIRRORED, RECEIVED_NOTHING, RECEIVED_OWN};
 use prism_wire::frame::Request;
 use prism_wire::message::{DataType, Record, RecordKind};
 use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Group ordinals of this process; 0 means "not in a group".
@@ -223,6 +225,9 @@ fn launch_all(operations: Vec<Pending>, room: &mut Vec<Pending>) -> Outcome {
         for (send, recv) in messages {
             copy_message(session, send, recv);
         }
+        if !is_host {
+            mirror_messages(session, &operations);
+        }
         let end = Record { kind: RecordKind::GroupEnd as u16, h: ordinal, ..Record::default() };
         session.append_unless(&end, &cancelled)?;
     }
@@ -388,5 +393,46 @@ fn copy_message(session: &Session, send: Message, recv: Message) {
         let to = core::ptr::with_exposed_provenance_mut::<u8>(recv.address);
         // SAFETY: both ranges were just found accessible; `copy` allows overlap.
         unsafe { to.copy_from(from, bytes as usize) };
+        session.received((recv.address, bytes), (send.address, bytes), c"ncclRecv", RECEIVED_OWN);
+    } else {
+        note_received(session, recv.address, recv.bytes);
+    }
+}
+
+/// A message has come whose sender does not run: its bytes are not known.
+pub(crate) fn note_received(session: &Session, address: usize, bytes: u64) {
+    session.received((address, bytes), (0, 0), c"ncclRecv", RECEIVED_NOTHING);
+}
+
+/// Messages from peers, on the emulated device: the k-th from a peer is taken to be what this rank sends to it in its k-th
+/// message of the same group, if that is as long and not large (an exchange of counts or shapes between equals).
+fn mirror_messages(session: &Session, operations: &[Pending]) {
+    let messages = |is_send: bool| {
+        let of_comm = |operation: &Pending| Some((operation.comm.id(), operation.message?));
+        let messages = operations.iter().filter_map(of_comm);
+        messages.filter(move |(_, message)| message.is_send == is_send && !message.is_to_self)
+    };
+    let is_small = |message: &Message| message.bytes <= crate::values::MAX_MIRRORED_BYTES;
+    let mut sends: BTreeMap<(u32, u32), VecDeque<Message>> = BTreeMap::new();
+    if messages(false).any(|(_, message)| is_small(&message)) {
+        for (comm, send) in messages(true) {
+            sends.entry((comm, send.peer)).or_default().push_back(send);
+        }
+    }
+    for (comm, recv) in messages(false) {
+        let send = sends.get_mut(&(comm, recv.peer)).and_then(VecDeque::pop_front);
+        let is_like = |send: &Message| send.bytes == recv.bytes && is_small(&recv);
+        let is_here = |send: &Message| {
+            session.is_accessible(send.address, send.bytes) && session.is_accessible(recv.address, recv.bytes)
+        };
+        let Some(send) = send.filter(|send| is_like(send) && is_here(send)) else {
+            note_received(session, recv.address, recv.bytes);
+            continue;
+        };
+        let from = core::ptr::with_exposed_provenance::<u8>(send.address);
+        let to = core::ptr::with_exposed_provenance_mut::<u8>(recv.address);
+        // SAFETY: both ranges were just found accessible; `copy` allows overlap.
+        unsafe { to.copy_from(from, recv.bytes as usize) };
+        session.received((recv.address, recv.bytes), (send.address, send.bytes), c"ncclRecv", RECEIVED_MIRRORED);
     }
 }

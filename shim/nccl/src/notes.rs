@@ -2,6 +2,7 @@
 
 use crate::comm::Comm;
 use crate::session::Session;
+use core::ffi::CStr;
 use prism_wire::frame::Request;
 use prism_wire::message::CollectiveKind;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,6 +52,21 @@ const KINDS: [(CollectiveKind, &str); 8] = [
     (CollectiveKind::Gather, "Gather"),
     (CollectiveKind::Scatter, "Scatter"),
 ];
+
+/// NCCL's name of a collective.
+pub(crate) fn name(kind: CollectiveKind) -> &'static CStr {
+    const NAMES: [&CStr; KINDS.len()] = [
+        c"ncclAllReduce",
+        c"ncclAllGather",
+        c"ncclReduceScatter",
+        c"ncclBroadcast",
+        c"ncclReduce",
+        c"ncclAlltoAll",
+        c"ncclGather",
+        c"ncclScatter",
+    ];
+    NAMES[kind as usize]
+}
 
 /// Counted and not yet reported.
 static PENDING: [[AtomicU64; KINDS.len()]; FATES.len()] =
@@ -115,5 +131,6 @@ mod tests {
     fn tables_are_in_the_order_of_their_numbers() {
         assert!(FATES.iter().enumerate().all(|(index, (fate, _))| *fate as usize == index));
         assert!(KINDS.iter().enumerate().all(|(index, (kind, _))| *kind as usize == index));
+        assert!(KINDS.iter().all(|(kind, name)| super::name(*kind).to_str() == Ok(&format!("nccl{name}"))));
     }
 }

@@ -12,6 +12,7 @@ use crate::values::{MAX_MIRRORED_BYTES, Payload};
 use crate::{config, guard, passthrough, staged};
 use core::ffi::c_int;
 use prism_wire::control::{KIND_RECEIVE, UNIQUE_ID_BYTES, UNIQUE_ID_LOCAL_MAGIC};
+use prism_wire::device::{RECEIVED_MIRRORED, RECEIVED_NOTHING, RECEIVED_OWN};
 use prism_wire::frame::Request;
 use prism_wire::message::{CollectiveKind, CopyDirection, DataType, FLAG_CAPTURED, Record, RecordKind, ReduceOp};
 use std::collections::BTreeSet;
@@ -195,6 +196,7 @@ fn enqueue_message(session: &'static Session, call: &Call, comm: Comm, dtype: Da
     }
     session.append(&record)?;
     if !is_send {
+        group::note_received(session, call.recv, bytes);
         comm.count_tier(session, Tier::Shape, KIND_RECEIVE);
     }
     Ok(())
@@ -204,7 +206,8 @@ fn enqueue_message(session: &'static Session, call: &Call, comm: Comm, dtype: Da
 pub(crate) fn fill_operation(session: &Session, operation: &Pending) {
     if let Some(payload) = &operation.payload {
         fill(session, operation.comm, payload);
-    } else if operation.message.is_some_and(|message| !message.is_send && !message.is_to_self) {
+    } else if let Some(message) = operation.message.filter(|message| !message.is_send && !message.is_to_self) {
+        group::note_received(session, message.address, message.bytes);
         operation.comm.count_tier(session, Tier::Shape, KIND_RECEIVE);
     }
 }
@@ -278,9 +281,12 @@ pub(crate) fn fill(session: &Session, comm: Comm, payload: &Payload) {
         if matches!(payload.kind, CollectiveKind::Broadcast | CollectiveKind::Scatter) {
             comm.count_tier(session, Tier::Shape, payload.kind as u32);
         }
-        return;
+        let bytes = payload.received();
+        return tell_received(session, payload, (payload.recv, bytes), (0, 0), RECEIVED_NOTHING);
     }
+    let (to, from) = ((payload.recv, extent.recv), (payload.send, extent.send));
     if extent.recv.max(extent.send) > MAX_MIRRORED_BYTES {
+        tell_received(session, payload, to, from, RECEIVED_NOTHING);
         return notes::count(session, comm, Fate::TooLarge, payload.kind);
     }
     let multiplier = match payload.scale.map(|scale| scale.scalar) {
@@ -295,7 +301,15 @@ pub(crate) fn fill(session: &Session, comm: Comm, payload: &Payload) {
     }
     // SAFETY: the ranges were just found accessible.
     unsafe { payload.mirror() };
+    let is_own = payload.nranks == 1 || (payload.kind == CollectiveKind::Broadcast && payload.rank == payload.root);
+    tell_received(session, payload, to, from, if is_own { RECEIVED_OWN } else { RECEIVED_MIRRORED });
     notes::count(session, comm, Fate::Mirrored, payload.kind);
+}
+
+fn tell_received(session: &Session, payload: &Payload, to: (usize, u64), from: (usize, u64), fate: c_int) {
+    if to.1 > 0 {
+        session.received(to, from, notes::name(payload.kind), fate);
+    }
 }
 
 #[cold]

@@ -10,7 +10,7 @@ use crate::comm;
 use crate::config::{self, Device};
 use crate::guard::{Failure, Outcome};
 use crate::host::{Gone, Host};
-use core::ffi::{CStr, c_void};
+use core::ffi::{CStr, c_int, c_void};
 use prism_wire::control::{CONFIG_LIVE, CONFIG_RULES, CONFIG_TURNS, Contribution};
 use prism_wire::device::{SESSION_SYMBOL, SessionTable};
 use prism_wire::frame::{Request, ValuesRequest};
@@ -391,6 +391,17 @@ impl Session {
                 unsafe { (table.is_device_memory)(pointer, bytes as usize) != 0 }
             }
             Link::Host(_) => address != 0,
+        }
+    }
+
+    /// Tells the device what a receive buffer holds now: a `RECEIVED_*` number. Nothing is tracked on the host device.
+    #[inline]
+    pub(crate) fn received(&self, to: (usize, u64), from: (usize, u64), name: &CStr, fate: c_int) {
+        if let Link::Table(table) = &self.link {
+            let (to, bytes) = (core::ptr::without_provenance(to.0), to.1 as usize);
+            let (from, from_bytes) = (core::ptr::without_provenance(from.0), from.1 as usize);
+            // SAFETY: a function of the table; the addresses are only looked up.
+            unsafe { (table.received)(to, bytes, from, from_bytes, name.as_ptr(), fate) };
         }
     }
 

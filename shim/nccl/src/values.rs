@@ -65,6 +65,15 @@ impl Payload {
         }
     }
 
+    /// Bytes that NCCL would write to this rank's receive buffer.
+    pub(crate) fn received(&self) -> u64 {
+        match self.kind {
+            // From a root that is not this rank.
+            CollectiveKind::Broadcast | CollectiveKind::Scatter => self.count.saturating_mul(self.dtype.size_bytes()),
+            _ => self.extent().recv,
+        }
+    }
+
     /// Fills the receive buffer.
     ///
     /// # Safety

@@ -141,11 +141,12 @@ pub unsafe extern "C" fn cufftXtMakePlanMany(
 
 /// Executes a plan.
 #[unsafe(no_mangle)]
-pub extern "C" fn cufftXtExec(plan: c_int, _input: *mut c_void, _output: *mut c_void, _direction: c_int) -> Status {
+pub extern "C" fn cufftXtExec(plan: c_int, _input: *mut c_void, output: *mut c_void, _direction: c_int) -> Status {
     static NAME: Name = Name::new("cufftXtExec");
     answer(|| {
         let plan = plans().plans.get(&plan).copied().ok_or(INVALID_PLAN)?;
         work::operator(std::ptr::without_provenance(plan.stream), &NAME, plan.work.ok_or(INVALID_PLAN)?);
+        crate::values::library_wrote(output, NAME.text());
         Ok(())
     })
 }

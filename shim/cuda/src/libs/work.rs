@@ -18,6 +18,11 @@ impl Name {
         Self { text, id: AtomicU32::new(0) }
     }
 
+    /// The name itself.
+    pub(crate) fn text(&self) -> &'static str {
+        self.text
+    }
+
     fn id(&self) -> u32 {
         match self.id.load(Ordering::Relaxed) {
             0 => {

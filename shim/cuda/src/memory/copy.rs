@@ -6,7 +6,7 @@
 use super::{contains, discard, host_range, is_device};
 use crate::abi::{Error, Outcome};
 use crate::session::HostCost;
-use crate::{device, handoff, stream};
+use crate::{device, handoff, stream, values};
 use prism_wire::message::{CopyDirection, Record, RecordKind};
 use std::ffi::{c_int, c_void};
 use std::fs::File;
@@ -105,6 +105,7 @@ pub(crate) unsafe fn copy_2d(rows: &Copy2d, stream: *const c_void, is_async: boo
             }
         }
     }
+    track(rows, direction);
     let pinned = match direction {
         CopyDirection::HostToDevice => host_range(rows.from).is_some(),
         CopyDirection::DeviceToHost => host_range(rows.to).is_some(),
@@ -131,6 +132,23 @@ pub(crate) unsafe fn copy_2d(rows: &Copy2d, stream: *const c_void, is_async: boo
     }
     handoff::point();
     Ok(())
+}
+
+/// Keeps track of what is known after a copy.
+fn track(rows: &Copy2d, direction: CopyDirection) {
+    let (to, from) = (rows.to as usize, rows.from as usize);
+    match direction {
+        CopyDirection::HostToHost => {}
+        // SAFETY: the copy has just been made.
+        CopyDirection::DeviceToHost => unsafe {
+            values::read(rows.to, rows.to_pitch, from, rows.from_pitch, rows.width, rows.height);
+        },
+        CopyDirection::HostToDevice | CopyDirection::DeviceToDevice => {
+            for row in 0..rows.height {
+                values::copied(to + row * rows.to_pitch, from + row * rows.from_pitch, rows.width);
+            }
+        }
+    }
 }
 
 /// Fills `bytes` with the pattern of `unit` bytes (1, 2 or 4) in `value`.
@@ -165,6 +183,7 @@ pub(crate) fn fill_2d(
     check(to, extent)?;
     for row in 0..height {
         fill_row(to as usize + row * pitch, value, unit, width);
+        values::filled(to as usize + row * pitch, width);
     }
     let stream = stream::id(stream);
     let record = Record { kind: RecordKind::Memset as u16, stream, a: (width * height) as u64, ..Record::default() };

@@ -18,7 +18,7 @@ pub(crate) use vmm::{
 use crate::abi::{Error, Outcome};
 use crate::config::DeviceProfile;
 use crate::session::HostCost;
-use crate::{device, session, stream};
+use crate::{device, session, stream, values};
 use heap::Heap;
 use prism_wire::message::{Record, RecordKind};
 use std::ffi::{c_int, c_void};
@@ -32,6 +32,8 @@ const STRIDE: usize = 1 << 39;
 /// Addresses for the driver's virtual memory management, of all cards.
 const VIRTUAL_BASE: usize = 0x3000_0000_0000;
 const VIRTUAL_END: usize = 0x4000_0000_0000;
+/// Every address of device memory.
+pub(crate) const ADDRESSES: std::ops::Range<usize> = BASE..VIRTUAL_END;
 const _: () = assert!(BASE + device::MAX_DEVICES * STRIDE <= VIRTUAL_BASE);
 
 /// Heaps by device, made on first use.
@@ -53,7 +55,7 @@ pub(crate) struct Place {
 /// Does `pointer` lie in emulated device memory?
 #[inline]
 pub(crate) fn is_device(pointer: *const c_void) -> bool {
-    (BASE..VIRTUAL_END).contains(&(pointer as usize))
+    ADDRESSES.contains(&(pointer as usize))
 }
 
 /// The allocation that contains `pointer`.
@@ -172,6 +174,7 @@ pub(crate) fn malloc(bytes: usize) -> Result<*mut c_void, Error> {
         block
     };
     let address = BASE + device * STRIDE + block.offset as usize;
+    values::allocated(address, bytes);
     note(RecordKind::Alloc, block.reserved, address);
     Ok(address as *mut c_void)
 }
@@ -194,6 +197,7 @@ pub(crate) fn free(pointer: *mut c_void) -> Outcome {
         }
         block
     };
+    values::freed(pointer as usize);
     note(RecordKind::Free, block.reserved, pointer as usize);
     Ok(())
 }

@@ -4,7 +4,8 @@ use crate::abi::{Dim3, Error, FuncAttributes, LaunchConfig, Outcome};
 use crate::export::{Export, Support, exports, put, refused};
 use crate::guard::guard;
 use crate::kernel::{self, Kernel};
-use crate::{device, driver, session, unsupported};
+use crate::values::Arguments;
+use crate::{device, driver, session, unsupported, values};
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::atomic::Ordering;
@@ -172,12 +173,18 @@ unsafe fn active_clusters(function: *const c_void, config: *const LaunchConfig) 
     Ok(blocks * device::profile()?.sm_count / 8)
 }
 
+fn each(arguments: *mut *mut c_void) -> Arguments {
+    Arguments::Each(arguments.cast_const().cast())
+}
+
 /// # Safety
-/// `config` must be null or valid.
-unsafe fn launch_config(config: *const LaunchConfig, function: *const c_void) -> Outcome {
+/// `config` must be null or valid, the arguments those of the kernel.
+unsafe fn launch_config(config: *const LaunchConfig, function: *const c_void, arguments: *mut *mut c_void) -> Outcome {
     // SAFETY: the contract of this function.
     let config = unsafe { config.as_ref() }.ok_or(Error::INVALID_VALUE)?;
-    kernel::launch(kernel::find(function)?, config.grid, config.block, config.shared_bytes, config.stream)
+    let (kernel, arguments) = (kernel::find(function)?, each(arguments));
+    // SAFETY: the contract of this function.
+    unsafe { kernel::launch_with(kernel, config.grid, config.block, config.shared_bytes, config.stream, arguments) }
 }
 
 /// # Safety
@@ -197,14 +204,17 @@ unsafe fn entry_point(name: *const c_char, pointer: *mut *mut c_void, version: c
 }
 
 /// # Safety
-/// `name` must be null or a C string.
-unsafe fn library_kernel(name: *const c_char) -> Result<*mut c_void, Error> {
+/// `name` must be null or a C string, `image` one that is loaded.
+unsafe fn library_kernel(image: *const c_void, name: *const c_char) -> Result<*mut c_void, Error> {
     if name.is_null() {
         return Err(Error::INVALID_VALUE);
     }
     // SAFETY: a C string by the contract of this function.
     let name = unsafe { CStr::from_ptr(name) };
-    Ok(kernel::handle(kernel::of_image(name.to_string_lossy().into_owned())))
+    let name = name.to_string_lossy().into_owned();
+    // SAFETY: the handle of a library is its image.
+    let parameters = unsafe { values::loaded_parameters(image) }.remove(&name);
+    Ok(kernel::handle(kernel::of_image(name, parameters)))
 }
 
 fn get_kernel(function: *const c_void) -> Result<*mut c_void, Error> {
@@ -216,18 +226,18 @@ exports! { runtime, FUNCTIONS:
         pop(grid, block, shared, stream);
     __cudaGetKernel(handle: *mut *mut c_void, function: *const c_void) => put(handle, get_kernel(function)?);
     __cudaLaunchKernel(
-        handle: *mut c_void, grid: Dim3, block: Dim3, _arguments: *mut *mut c_void, shared: usize, stream: *mut c_void,
-    ) => kernel::launch(kernel::of_handle(handle)?, grid, block, shared, stream);
+        handle: *mut c_void, grid: Dim3, block: Dim3, arguments: *mut *mut c_void, shared: usize, stream: *mut c_void,
+    ) => kernel::launch_with(kernel::of_handle(handle)?, grid, block, shared, stream, each(arguments));
     cudaLaunchKernel(
-        function: *const c_void, grid: Dim3, block: Dim3, _arguments: *mut *mut c_void, shared: usize,
+        function: *const c_void, grid: Dim3, block: Dim3, arguments: *mut *mut c_void, shared: usize,
         stream: *mut c_void,
-    ) => kernel::launch(kernel::find(function)?, grid, block, shared, stream);
+    ) => kernel::launch_with(kernel::find(function)?, grid, block, shared, stream, each(arguments));
     cudaLaunchCooperativeKernel(
-        function: *const c_void, grid: Dim3, block: Dim3, _arguments: *mut *mut c_void, shared: usize,
+        function: *const c_void, grid: Dim3, block: Dim3, arguments: *mut *mut c_void, shared: usize,
         stream: *mut c_void,
-    ) => kernel::launch(kernel::find(function)?, grid, block, shared, stream);
-    cudaLaunchKernelExC(config: *const LaunchConfig, function: *const c_void, _arguments: *mut *mut c_void) =>
-        launch_config(config, function);
+    ) => kernel::launch_with(kernel::find(function)?, grid, block, shared, stream, each(arguments));
+    cudaLaunchKernelExC(config: *const LaunchConfig, function: *const c_void, arguments: *mut *mut c_void) =>
+        launch_config(config, function, arguments);
     cudaGetKernel(handle: *mut *mut c_void, function: *const c_void) => put(handle, get_kernel(function)?);
     cudaGetFuncBySymbol(handle: *mut *mut c_void, function: *const c_void) => put(handle, get_kernel(function)?);
     cudaFuncGetAttributes(result: *mut FuncAttributes, function: *const c_void) => put(result, attributes(function)?);
@@ -261,9 +271,9 @@ exports! { runtime, FUNCTIONS:
         _library_options: *mut c_int, _library_values: *mut *mut c_void, _library_count: c_uint,
     ) => { session::get()?; put(library, image) };
     cudaLibraryUnload(_library: *mut c_void) => session::get().map(|_| ()).map_err(Error::from);
-    cudaLibraryGetKernel(handle: *mut *mut c_void, _library: *mut c_void, name: *const c_char) => {
+    cudaLibraryGetKernel(handle: *mut *mut c_void, library: *mut c_void, name: *const c_char) => {
         session::get()?;
-        put(handle, library_kernel(name)?)
+        put(handle, library_kernel(library, name)?)
     };
 }
 

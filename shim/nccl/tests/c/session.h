@@ -114,6 +114,9 @@ static const char *test_config(const char *key) { return strcmp(key, "host.nccl_
 
 static int test_is_real(void) { return 0; }
 static int test_attach(void (*run)(void *), void *data) { (void)run, (void)data; return -1; }
+static void test_received(const void *to, size_t bytes, const void *from, size_t from_bytes, const char *name, int fate) {
+    (void)to, (void)bytes, (void)from, (void)from_bytes, (void)name, (void)fate;
+}
 static int test_copy(void *to, const void *from, size_t bytes) { (void)to, (void)from, (void)bytes; return -1; }
 
 typedef struct {
@@ -131,12 +134,13 @@ typedef struct {
     int (*is_real)(void);
     int (*attach)(void (*)(void *), void *);
     int (*copy)(void *, const void *, size_t);
+    void (*received)(const void *, size_t, const void *, size_t, const char *, int);
 } SessionTable;
 
 static const SessionTable TABLE = {
     sizeof(SessionTable), test_append, test_query, test_control, test_stream_id, test_is_capturing, test_current_device,
     test_is_device_memory, test_device_alloc, test_device_free, test_config,
-    test_is_real, test_attach, test_copy,
+    test_is_real, test_attach, test_copy, test_received,
 };
 
 EXPORTED const SessionTable *prism_session_table_v1(void) { return &TABLE; }

@@ -2,6 +2,7 @@
 
 use super::{INVALID_VALUE, NOT_SUPPORTED, Settings, Status, answer, settings};
 use crate::libs::work::{self, Element, Gemm, Name};
+use crate::values;
 use prism_wire::message::DataType;
 use std::ffi::{c_int, c_void};
 
@@ -67,10 +68,29 @@ pub(in crate::libs) fn compute_type(value: c_int, tf32: bool) -> Option<DataType
     })
 }
 
-fn run(handle: *const c_void, name: &Name, element: Element, shape: Shape) -> Result<(), Status> {
+/// Where a product is written.
+#[derive(Clone, Copy)]
+enum Output {
+    /// To the block this points into.
+    One(*const c_void),
+    /// To addresses that are themselves in device memory.
+    Anywhere,
+}
+
+impl Output {
+    fn written(self, name: &Name) {
+        match self {
+            Self::One(address) => values::library_wrote(address, name.text()),
+            Self::Anywhere => values::anything_written(),
+        }
+    }
+}
+
+fn run(handle: *const c_void, name: &Name, element: Element, shape: Shape, c: Output) -> Result<(), Status> {
     let settings = settings(handle)?;
     let gemm = shape.check(element, natural_compute(settings, element))?;
     work::gemm(settings.stream(), name, gemm);
+    c.written(name);
     Ok(())
 }
 
@@ -81,6 +101,7 @@ fn run_typed(
     types: [c_int; 3],
     compute: Option<c_int>,
     shape: Shape,
+    c: Output,
 ) -> Result<(), Status> {
     let settings = settings(handle)?;
     let element = Element::from_cuda(types[0]).ok_or(NOT_SUPPORTED)?;
@@ -96,6 +117,7 @@ fn run_typed(
         None => DataType::Float32,
     };
     work::gemm(settings.stream(), name, shape.check(element, compute)?);
+    c.written(name);
     Ok(())
 }
 
@@ -116,11 +138,19 @@ macro_rules! plain {
             _b: *const c_void,
             ldb: c_int,
             _beta: *const c_void,
-            _c: *mut c_void,
+            c: *mut c_void,
             ldc: c_int,
         ) -> Status {
             static NAME: Name = Name::new(stringify!($name));
-            answer(|| run(handle, &NAME, $element, Shape { trans_a, trans_b, m, n, k, lda, ldb, ldc, batch: 1 }))
+            answer(|| {
+                run(
+                    handle,
+                    &NAME,
+                    $element,
+                    Shape { trans_a, trans_b, m, n, k, lda, ldb, ldc, batch: 1 },
+                    Output::One(c),
+                )
+            })
         }
     };
 }
@@ -144,13 +174,15 @@ macro_rules! strided {
             ldb: c_int,
             _stride_b: i64,
             _beta: *const c_void,
-            _c: *mut c_void,
+            c: *mut c_void,
             ldc: c_int,
             _stride_c: i64,
             batch: c_int,
         ) -> Status {
             static NAME: Name = Name::new(stringify!($name));
-            answer(|| run(handle, &NAME, $element, Shape { trans_a, trans_b, m, n, k, lda, ldb, ldc, batch }))
+            answer(|| {
+                run(handle, &NAME, $element, Shape { trans_a, trans_b, m, n, k, lda, ldb, ldc, batch }, Output::One(c))
+            })
         }
     };
 }
@@ -177,7 +209,15 @@ macro_rules! pointers {
             batch: c_int,
         ) -> Status {
             static NAME: Name = Name::new(stringify!($name));
-            answer(|| run(handle, &NAME, $element, Shape { trans_a, trans_b, m, n, k, lda, ldb, ldc, batch }))
+            answer(|| {
+                run(
+                    handle,
+                    &NAME,
+                    $element,
+                    Shape { trans_a, trans_b, m, n, k, lda, ldb, ldc, batch },
+                    Output::Anywhere,
+                )
+            })
         }
     };
 }
@@ -215,13 +255,13 @@ pub extern "C" fn cublasSgemmEx(
     b_type: c_int,
     ldb: c_int,
     _beta: *const f32,
-    _c: *mut c_void,
+    c: *mut c_void,
     c_type: c_int,
     ldc: c_int,
 ) -> Status {
     static NAME: Name = Name::new("cublasSgemmEx");
     let shape = Shape { trans_a, trans_b, m, n, k, lda, ldb, ldc, batch: 1 };
-    answer(|| run_typed(handle, &NAME, [a_type, b_type, c_type], None, shape))
+    answer(|| run_typed(handle, &NAME, [a_type, b_type, c_type], None, shape, Output::One(c)))
 }
 
 /// A product with given types and compute type.
@@ -241,7 +281,7 @@ pub extern "C" fn cublasGemmEx(
     b_type: c_int,
     ldb: c_int,
     _beta: *const c_void,
-    _c: *mut c_void,
+    c: *mut c_void,
     c_type: c_int,
     ldc: c_int,
     compute: c_int,
@@ -249,7 +289,7 @@ pub extern "C" fn cublasGemmEx(
 ) -> Status {
     static NAME: Name = Name::new("cublasGemmEx");
     let shape = Shape { trans_a, trans_b, m, n, k, lda, ldb, ldc, batch: 1 };
-    answer(|| run_typed(handle, &NAME, [a_type, b_type, c_type], Some(compute), shape))
+    answer(|| run_typed(handle, &NAME, [a_type, b_type, c_type], Some(compute), shape, Output::One(c)))
 }
 
 /// A batch of products at constant distances, with given types and compute type.
@@ -271,7 +311,7 @@ pub extern "C" fn cublasGemmStridedBatchedEx(
     ldb: c_int,
     _stride_b: i64,
     _beta: *const c_void,
-    _c: *mut c_void,
+    c: *mut c_void,
     c_type: c_int,
     ldc: c_int,
     _stride_c: i64,
@@ -281,7 +321,7 @@ pub extern "C" fn cublasGemmStridedBatchedEx(
 ) -> Status {
     static NAME: Name = Name::new("cublasGemmStridedBatchedEx");
     let shape = Shape { trans_a, trans_b, m, n, k, lda, ldb, ldc, batch };
-    answer(|| run_typed(handle, &NAME, [a_type, b_type, c_type], Some(compute), shape))
+    answer(|| run_typed(handle, &NAME, [a_type, b_type, c_type], Some(compute), shape, Output::One(c)))
 }
 
 /// A batch of products given by arrays of pointers, with given types and compute type.
@@ -310,7 +350,7 @@ pub extern "C" fn cublasGemmBatchedEx(
 ) -> Status {
     static NAME: Name = Name::new("cublasGemmBatchedEx");
     let shape = Shape { trans_a, trans_b, m, n, k, lda, ldb, ldc, batch };
-    answer(|| run_typed(handle, &NAME, [a_type, b_type, c_type], Some(compute), shape))
+    answer(|| run_typed(handle, &NAME, [a_type, b_type, c_type], Some(compute), shape, Output::Anywhere))
 }
 
 #[cfg(test)]

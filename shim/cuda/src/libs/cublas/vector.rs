@@ -2,7 +2,7 @@
 
 use super::{INVALID_VALUE, NOT_SUPPORTED, POINTER_MODE_DEVICE, Settings, Status, answer, settings};
 use crate::libs::work::{self, Element, Name, Operator};
-use crate::unsupported;
+use crate::{unsupported, values};
 use prism_wire::message::DataType;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering::Relaxed;
@@ -22,13 +22,21 @@ fn submit(settings: &Settings, name: &Name, element: Element, products: u64, ele
 }
 
 /// A scalar product whose result stays on the device. A result on the host would be read at once, and it is not known.
-fn dot(handle: *const c_void, text: &str, name: &Name, element: Element, n: c_int) -> Result<(), Status> {
+fn dot(
+    handle: *const c_void,
+    text: &str,
+    name: &Name,
+    element: Element,
+    n: c_int,
+    to: *mut c_void,
+) -> Result<(), Status> {
     let settings = settings(handle)?;
     if settings.pointer_mode.load(Relaxed) != POINTER_MODE_DEVICE {
         unsupported::call(&format!("{text} with a result on the host"));
         return Err(NOT_SUPPORTED);
     }
     submit(settings, name, element, n.max(0) as u64, 2 * n.max(0) as u64);
+    values::library_wrote(to, name.text());
     Ok(())
 }
 
@@ -43,10 +51,10 @@ macro_rules! dot {
             _incx: c_int,
             _y: *const c_void,
             _incy: c_int,
-            _result: *mut c_void,
+            result: *mut c_void,
         ) -> Status {
             static NAME: Name = Name::new(stringify!($name));
-            answer(|| dot(handle, stringify!($name), &NAME, $element, n))
+            answer(|| dot(handle, stringify!($name), &NAME, $element, n, result))
         }
     };
 }
@@ -69,14 +77,14 @@ pub extern "C" fn cublasDotEx(
     _y: *const c_void,
     y_type: c_int,
     _incy: c_int,
-    _result: *mut c_void,
+    result: *mut c_void,
     _result_type: c_int,
     _execution_type: c_int,
 ) -> Status {
     static NAME: Name = Name::new("cublasDotEx");
     answer(|| {
         let element = Element::from_cuda(x_type).filter(|_| x_type == y_type).ok_or(NOT_SUPPORTED)?;
-        dot(handle, "cublasDotEx", &NAME, element, n)
+        dot(handle, "cublasDotEx", &NAME, element, n, result)
     })
 }
 
@@ -95,7 +103,7 @@ macro_rules! gemv {
             _x: *const c_void,
             incx: c_int,
             _beta: *const c_void,
-            _y: *mut c_void,
+            y: *mut c_void,
             incy: c_int,
         ) -> Status {
             static NAME: Name = Name::new(stringify!($name));
@@ -107,6 +115,7 @@ macro_rules! gemv {
                 let (m, n) = (m as u64, n as u64);
                 if m > 0 && n > 0 {
                     submit(settings, &NAME, $element, m * n, m * n + m + n);
+                    values::library_wrote(y, NAME.text());
                 }
                 Ok(())
             })
@@ -160,11 +169,15 @@ macro_rules! trsm {
             _alpha: *const c_void,
             _a: *const c_void,
             lda: c_int,
-            _b: *mut c_void,
+            b: *mut c_void,
             ldb: c_int,
         ) -> Status {
             static NAME: Name = Name::new(stringify!($name));
-            answer(|| trsm(handle, &NAME, $element, side, [m, n, 1], [lda, ldb]))
+            answer(|| {
+                trsm(handle, &NAME, $element, side, [m, n, 1], [lda, ldb])?;
+                values::library_wrote(b, NAME.text());
+                Ok(())
+            })
         }
 
         /// A batch of triangular solves given by arrays of pointers.
@@ -185,7 +198,11 @@ macro_rules! trsm {
             batch: c_int,
         ) -> Status {
             static NAME: Name = Name::new(stringify!($batched));
-            answer(|| trsm(handle, &NAME, $element, side, [m, n, batch], [lda, ldb]))
+            answer(|| {
+                trsm(handle, &NAME, $element, side, [m, n, batch], [lda, ldb])?;
+                values::anything_written();
+                Ok(())
+            })
         }
     };
 }

@@ -11,6 +11,7 @@ use crate::libs::handles::Table;
 use crate::libs::work::{self, Element, Name, Operator};
 use crate::session;
 use crate::unsupported;
+use crate::values;
 use std::ffi::{c_char, c_int, c_void};
 
 /// Handles of [`cublasLtCreate`]. A cuBLAS handle is as good, and no call needs anything from either.
@@ -467,7 +468,7 @@ pub unsafe extern "C" fn cublasLtMatmul(
     _beta: *const c_void,
     _c: *const c_void,
     c_layout: *const c_void,
-    _d: *mut c_void,
+    d: *mut c_void,
     d_layout: *const c_void,
     _algorithm: *const c_void,
     _workspace: *mut c_void,
@@ -480,6 +481,7 @@ pub unsafe extern "C" fn cublasLtMatmul(
         // SAFETY: the caller's contract.
         let product = unsafe { call.product(capability()?)? };
         work::gemm(stream, &NAME, product);
+        values::library_wrote(d, NAME.text());
         Ok(())
     })
 }
@@ -498,7 +500,7 @@ pub unsafe extern "C" fn cublasLtMatrixTransform(
     _beta: *const c_void,
     b: *const c_void,
     _b_layout: *const c_void,
-    _c: *mut c_void,
+    c: *mut c_void,
     c_layout: *const c_void,
     stream: *const c_void,
 ) -> Status {
@@ -514,6 +516,7 @@ pub unsafe extern "C" fn cublasLtMatrixTransform(
         let matrices = if b.is_null() { 2 } else { 3 };
         let bytes = elements * matrices * element.size_bytes();
         work::operator(stream, &NAME, Operator { flop: 0, bytes, input: element.dtype });
+        values::library_wrote(c, NAME.text());
         Ok(())
     })
 }

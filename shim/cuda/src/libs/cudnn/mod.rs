@@ -13,6 +13,7 @@ mod norm;
 use super::handles::Table;
 use super::work;
 use crate::guard::guard;
+use crate::values;
 use descriptor::{DESCRIPTORS, Descriptor};
 use names::{
     BAD_PARAM, INTERNAL_ERROR, NOT_FINALIZED, NOT_INITIALIZED, NOT_SUPPORTED, NULL_POINTER, SUCCESS, Status,
@@ -245,6 +246,10 @@ pub extern "C" fn cudnnBackendExecute(handle: *mut c_void, plan: *mut c_void, pa
             return Err(BAD_PARAM);
         }
         work::operator(stream, work.name, work.operator);
+        // Which of them are outputs is the plan's affair: all count as written.
+        for address in pack.integers(attribute::PACK_POINTERS) {
+            values::library_wrote(std::ptr::without_provenance(address as usize), work.name.text());
+        }
         Ok(())
     })
 }

@@ -5,6 +5,7 @@ use super::names::{BAD_PARAM, NULL_POINTER, Status};
 use super::{answer, stream_of};
 use crate::libs::handles::Table;
 use crate::libs::work::{self, Name, Operator};
+use crate::values;
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, PoisonError};
 
@@ -152,12 +153,19 @@ pub extern "C" fn cudnnDestroyActivationDescriptor(descriptor: *mut c_void) -> S
 }
 
 /// Records a normalisation that goes over its input `passes` times.
-fn normalise(handle: *const c_void, input: *const c_void, name: &Name, passes: u64) -> Result<(), Status> {
+fn normalise(
+    handle: *const c_void,
+    input: *const c_void,
+    name: &Name,
+    passes: u64,
+    outputs: &[*mut c_void],
+) -> Result<(), Status> {
     let (stream, tensor) = (stream_of(handle)?, tensor(input)?);
     let data_type = i64::from(tensor.data_type);
     let bytes = passes * tensor.elements() * element_bytes(data_type);
     // A handful of operations per element and pass never limits the speed.
     work::operator(stream, name, Operator { flop: 0, bytes, input: engine_type(data_type) });
+    outputs.iter().for_each(|output| values::library_wrote(*output, name.text()));
     Ok(())
 }
 
@@ -174,16 +182,16 @@ pub extern "C" fn cudnnBatchNormalizationForwardTrainingEx(
     _z_descriptor: *const c_void,
     z: *const c_void,
     _y_descriptor: *const c_void,
-    _y: *mut c_void,
+    y: *mut c_void,
     _parameters: *const c_void,
     _scale: *const c_void,
     _bias: *const c_void,
     _factor: f64,
-    _running_mean: *mut c_void,
-    _running_variance: *mut c_void,
+    running_mean: *mut c_void,
+    running_variance: *mut c_void,
     _epsilon: f64,
-    _saved_mean: *mut c_void,
-    _saved_variance: *mut c_void,
+    saved_mean: *mut c_void,
+    saved_variance: *mut c_void,
     _activation: *const c_void,
     _workspace: *mut c_void,
     _workspace_bytes: usize,
@@ -192,7 +200,8 @@ pub extern "C" fn cudnnBatchNormalizationForwardTrainingEx(
 ) -> Status {
     static NAME: Name = Name::new("cudnnBatchNormalizationForwardTrainingEx");
     answer("cudnnBatchNormalizationForwardTrainingEx", || {
-        normalise(handle, input, &NAME, if z.is_null() { 3 } else { 4 })
+        let outputs = [y, running_mean, running_variance, saved_mean, saved_variance];
+        normalise(handle, input, &NAME, if z.is_null() { 3 } else { 4 }, &outputs)
     })
 }
 
@@ -206,7 +215,7 @@ pub extern "C" fn cudnnBatchNormalizationForwardInference(
     input: *const c_void,
     _x: *const c_void,
     _y_descriptor: *const c_void,
-    _y: *mut c_void,
+    y: *mut c_void,
     _parameters: *const c_void,
     _scale: *const c_void,
     _bias: *const c_void,
@@ -215,7 +224,7 @@ pub extern "C" fn cudnnBatchNormalizationForwardInference(
     _epsilon: f64,
 ) -> Status {
     static NAME: Name = Name::new("cudnnBatchNormalizationForwardInference");
-    answer("cudnnBatchNormalizationForwardInference", || normalise(handle, input, &NAME, 2))
+    answer("cudnnBatchNormalizationForwardInference", || normalise(handle, input, &NAME, 2, &[y]))
 }
 
 /// Gradients of batch normalisation: input and output gradient are read twice, the input gradient is written.
@@ -237,12 +246,12 @@ pub extern "C" fn cudnnBatchNormalizationBackwardEx(
     _dz_descriptor: *const c_void,
     dz: *mut c_void,
     _dx_descriptor: *const c_void,
-    _dx: *mut c_void,
+    dx: *mut c_void,
     _parameters: *const c_void,
     _scale: *const c_void,
     _bias: *const c_void,
-    _dscale: *mut c_void,
-    _dbias: *mut c_void,
+    dscale: *mut c_void,
+    dbias: *mut c_void,
     _epsilon: f64,
     _saved_mean: *const c_void,
     _saved_variance: *const c_void,
@@ -253,7 +262,9 @@ pub extern "C" fn cudnnBatchNormalizationBackwardEx(
     _reserve_bytes: usize,
 ) -> Status {
     static NAME: Name = Name::new("cudnnBatchNormalizationBackwardEx");
-    answer("cudnnBatchNormalizationBackwardEx", || normalise(handle, input, &NAME, if dz.is_null() { 5 } else { 6 }))
+    answer("cudnnBatchNormalizationBackwardEx", || {
+        normalise(handle, input, &NAME, if dz.is_null() { 5 } else { 6 }, &[dz, dx, dscale, dbias])
+    })
 }
 
 /// Writes a size of zero: nothing is run, so nothing is kept.

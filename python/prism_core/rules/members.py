@@ -204,14 +204,15 @@ def _bfloat16(value: Any) -> int:
     return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
 
 
-#: Rules, or where they are.
-RulesLike = Rules | Path
+def load_rules(rules: Rules | object | None) -> Rules | None:
+    """Reads a TOML or Python file of rules; `None` where there is none for members.
 
-
-def load_rules(rules: RulesLike | None) -> Rules | None:
-    """Reads a TOML or Python file of rules."""
-    if rules is None or isinstance(rules, Rules):
+    Other tables of a TOML file are those of `prism_core.rules.values`.
+    """
+    if isinstance(rules, Rules):
         return rules
+    if not isinstance(rules, Path):
+        return None
     try:
         if rules.suffix == ".py":
             values = runpy.run_path(str(rules)).get("values")
@@ -223,9 +224,11 @@ def load_rules(rules: RulesLike | None) -> Rules | None:
         raise ConfigError(f"cannot read the rules {rules}: {error.strerror}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"the rules {rules} are not TOML: {error}") from error
-    tables = document.pop("rule", [])
-    if document or not isinstance(tables, list):
-        raise ConfigError(f"the rules {rules}: only tables [[rule]] are known")
+    tables = document.get("rule")
+    if tables is None:
+        return None
+    if not isinstance(tables, list):
+        raise ConfigError(f"the rules {rules}: rules for members are written [[rule]]")
     return Rules([_rule_of(table, rules) for table in tables])
 
 
