@@ -21,9 +21,10 @@ from prism_core.command import ProgramCommand, check_world_size, parse_command
 from prism_core.config import CollectConfig, Device, parse_device, parse_ranks
 from prism_core.environment import Placement
 from prism_core.errors import ConfigError, SessionError
-from prism_core.launch import RankGroup, Seat, await_engine, failure_of
+from prism_core.launch import RankGroup, Seat, await_engine, failure_of, log_path
 from prism_core.nccl import with_environment
-from prism_core.roles import Distinction, Positions, RoleFinder, Roles, distinctions
+from prism_core.published import META, PublishedValues
+from prism_core.roles import MAX_REPRESENTATIVES, Distinction, Positions, RoleFinder, Roles, distinctions
 from prism_core.store import RendezvousServer
 
 logger = logging.getLogger(__name__)
@@ -88,12 +89,14 @@ class _Room:
 
 
 @contextmanager
-def _open_room(rank: int, world_size: int, device: Device, published: dict[bytes, bytes]) -> Iterator[_Room]:
+def _open_room(
+    rank: int, world_size: int, device: Device, published: dict[bytes, bytes], told: PublishedValues
+) -> Iterator[_Room]:
     options = {"mode": "collect", "world_size": world_size, "live": [rank], "profile": device.profile}
     session = _native.Session(json.dumps(options))
     with (
         tempfile.TemporaryDirectory(prefix="prism-") as folder,
-        RendezvousServer(session, world_size, num_live=1, published=published) as store,
+        RendezvousServer(session, world_size, num_live=1, published=published, told=told) as store,
     ):
         placement = Placement(
             world_size=world_size,
@@ -120,6 +123,8 @@ class _Collector:
         self._logs = (config.run_folder or config.output.with_suffix(".logs")).absolute()
         self._store_notes: dict[tuple[str, str], dict[str, str]] = {}
         self._published: dict[bytes, bytes] = {}
+        self._group: RankGroup | None = None
+        self._told = PublishedValues(self._summon if config.ranks == "auto" else None)
         self._notes: set[str] = set()
         self._ranks: dict[int, dict[str, Any]] = {}
         self._finder = RoleFinder(
@@ -153,21 +158,39 @@ class _Collector:
         positions = Positions([group["ranks"] for group in info["groups"]], self._config.world_size)
         return distinctions(positions, recording.rank, info["p2p_ordinals"], self._gpus_per_node)
 
+    def _summon(self, rank: int) -> bool:
+        """Has one more rank run, for a value that another one waits for."""
+        if self._group is None or rank in self._ranks or len(self._ranks) >= MAX_REPRESENTATIVES:
+            return False
+        logger.info("running rank %d as well: others wait for a value of it", rank)
+        self._group.add(rank)
+        return True
+
     def run(self, ranks: Sequence[int]) -> list[Any]:
-        """Runs ranks, each against absent peers in a session of its own; their recordings, in the same order."""
+        """Runs ranks, each against absent peers in a session of its own; their recordings, and those of ranks that
+        had to run for them."""
         logger.info("running %s of %d ranks", _enumerate(ranks), self._config.world_size)
         with ExitStack() as stack:
             rooms: dict[int, _Room] = {}
 
             def seat_of(rank: int) -> Seat:
                 rooms[rank] = stack.enter_context(
-                    _open_room(rank, self._config.world_size, self._device, self._published)
+                    _open_room(rank, self._config.world_size, self._device, self._published, self._told)
                 )
                 return rooms[rank].seat
 
             jobs = self._config.jobs or os.cpu_count() or 1
-            group = RankGroup(seat_of, self._program.argv, self._logs, jobs=jobs, echo=self._config.echo)
-            result = group.run(ranks)
+            self._told.expect(ranks)
+            self._group = RankGroup(
+                seat_of,
+                self._program.argv,
+                self._logs,
+                jobs=jobs,
+                on_exit=self._told.ended,
+                num_waiting=lambda: self._told.num_waiting,
+                echo=self._config.echo,
+            )
+            result = self._group.run(ranks)
             if result.failed_rank is not None:
                 rooms = {result.failed_rank: rooms[result.failed_rank]}
             for rank, room in sorted(rooms.items()):
@@ -177,10 +200,25 @@ class _Collector:
                     raise failure
             for room in rooms.values():
                 self._store_notes.update({(note["rule"], note["key"]): note for note in room.store.notes()})
-            recordings = [rooms[rank].session.recording(rank) for rank in ranks]
+            recordings = [room.session.recording(rank) for rank, room in sorted(rooms.items())]
         for recording in recordings:
             self._look_at(recording)
+        self._refuse_idle()
         return recordings
+
+    def _refuse_idle(self) -> None:
+        """A rank that ends well before its first iteration took a wrong turn, if others train."""
+        missing = sorted(self._told.missing.values())
+        if missing:
+            raise SessionError(f"a rank asked for a value that nobody told: {missing[0]}")
+        iterations = {rank: state["iterations"] for rank, state in sorted(self._ranks.items())}
+        idle = [rank for rank, count in iterations.items() if count == 0]
+        busy = [rank for rank, count in iterations.items() if count > 0]
+        if idle and busy:
+            raise SessionError(
+                f"rank {idle[0]} ended well without one optimizer step, while rank {busy[0]} made {iterations[busy[0]]}: "
+                f"something told it not to train (output: {log_path(self._logs, idle[0])})"
+            )
 
     def _look_at(self, recording: Any) -> None:
         """Refuses a recording that ties its rank to nobody, and keeps what the user should know of it."""
@@ -214,6 +252,7 @@ class _Collector:
             "command": shlex.join(self._config.command),
             "device": self._config.device,
             "iterations": str(max(rank["iterations"] for rank in self._ranks.values())),
+            META: self._told.to_meta(),
             "profile": self._device.profile,
             "ranks_run": str(num_run),
             "ranks_inferred": str(self._config.world_size - num_run),

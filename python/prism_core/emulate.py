@@ -29,11 +29,13 @@ from prism_core.errors import (
     InterruptedRunError,
     MismatchError,
     PrismError,
+    SessionError,
     error_entry,
 )
-from prism_core.launch import GroupResult, RankGroup, Seat, await_engine, failure_of
+from prism_core.launch import GroupResult, RankGroup, Seat, await_engine, failure_of, log_path
 from prism_core.nccl import differences, settings_of_environment, settings_of_profile, with_environment
 from prism_core.perturb import perturbation_text
+from prism_core.published import META, PublishedValues
 from prism_core.replay import open_graph
 from prism_core.report import write_run
 from prism_core.store import RendezvousServer
@@ -71,10 +73,12 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
         "slow": slow,
         "perturb": perturb,
     }
+    told = PublishedValues.from_meta(graph.meta.get(META, ""))
+    told.expect(sandbox)
     session = _native.Session(json.dumps(options), graph)
     with (
         tempfile.TemporaryDirectory(prefix="prism-") as folder,
-        RendezvousServer(session, graph.world_size, len(sandbox)) as store,
+        RendezvousServer(session, graph.world_size, len(sandbox), told=told) as store,
     ):
         placement = Placement(
             world_size=graph.world_size,
@@ -83,9 +87,10 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
             socket=session.listen(folder),
             store_host=store.host,
             store_port=store.port,
+            live=tuple(sandbox),
         )
         seat = Seat(session, placement)
-        group = RankGroup(lambda rank: seat, program.argv, logs, echo=config.echo)
+        group = RankGroup(lambda rank: seat, program.argv, logs, on_exit=told.ended, echo=config.echo)
         failure: PrismError | None = None
         try:
             group.run(sandbox)
@@ -96,6 +101,7 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
         notes = store.notes()
         found: dict[str, Any] = json.loads(session.finish())
     failure = _explain(failure, found, graph.meta.get("iterations", ""))
+    failure = failure or _idleness(told, found, graph.meta.get("iterations", ""), logs)
     summary = {
         **found,
         "sandbox": sandbox,
@@ -136,6 +142,19 @@ def _explain(failure: PrismError | None, found: dict[str, Any], recorded: str) -
         return failure
     hint = f"the graph has {recorded} iteration{'' if recorded == '1' else 's'} and the program went on"
     return type(failure)(f"{failure}\n  {hint}: if later iterations differ from these, collect more iterations")
+
+
+def _idleness(told: PublishedValues, found: dict[str, Any], recorded: str, logs: Path) -> PrismError | None:
+    """A rank that ends well without an iteration took a wrong turn, if the recorded job trains."""
+    if told.missing:
+        return SessionError(f"a rank asked for a value that nobody told: {min(told.missing.values())}")
+    idle = [rank["rank"] for rank in found["ranks"] if rank["iterations"] == 0]
+    if not idle or not recorded.isdigit() or int(recorded) == 0:
+        return None
+    return SessionError(
+        f"rank {idle[0]} ended well without one optimizer step, and the graph has {recorded} iterations: "
+        f"something told it not to train (output: {log_path(logs, idle[0])})"
+    )
 
 
 def _notes(found: dict[str, Any]) -> list[str]:

@@ -43,6 +43,8 @@ class Placement:
     socket: str
     store_host: str
     store_port: int
+    #: Ranks that run in this session; none named: only the one that is started.
+    live: tuple[int, ...] = ()
 
 
 def check_shims(folder: Path = SHIM_FOLDER) -> list[Path]:
@@ -135,6 +137,8 @@ def _our_variables(rank: int, placement: Placement, shims: list[Path], base: Map
         "PRISM_RANK": str(rank),
         "PRISM_WORLD_SIZE": str(placement.world_size),
         "PRISM_DEVICE": placement.device,
+        "PRISM_STORE": f"{placement.store_host}:{placement.store_port}",
+        "PRISM_LIVE_RANKS": ",".join(map(str, placement.live or (rank,))),
         "PYTHONPATH": os.pathsep.join(python_path),
         **{name: base[name] for name in (ENV_UNUSED_NCCL,) if base.get(name)},
         **loader_variables(shims, base),

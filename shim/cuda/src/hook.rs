@@ -190,6 +190,25 @@ pub extern "C" fn prism_memory_stats(allocated_peak: u64, reserved_peak: u64) ->
     })
 }
 
+/// Writes what another rank would have put into device memory. 0, or -1 for a range outside any allocation.
+///
+/// # Safety
+/// `data` must point to `bytes` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn prism_provide(address: *mut c_void, data: *const c_char, bytes: usize) -> c_int {
+    guard(-1, || {
+        if bytes == 0 {
+            return 0;
+        }
+        if data.is_null() || !memory::is_device(address) || !memory::contains(address, bytes) {
+            return -1;
+        }
+        // SAFETY: the source is the caller's; the destination lies in one allocation of the device.
+        unsafe { std::ptr::copy_nonoverlapping(data.cast::<u8>(), address.cast::<u8>(), bytes) };
+        0
+    })
+}
+
 /// Free and total bytes of a card. 0 or -1.
 ///
 /// # Safety

@@ -8,7 +8,7 @@ use crate::group::{self, Message, Pending};
 use crate::guard::{Failure, Outcome, tell};
 use crate::notes::{self, Fate};
 use crate::session::{self, Session};
-use crate::values::{MAX_MIRRORED_BYTES, Payload};
+use crate::values::Payload;
 use crate::{config, guard};
 use core::ffi::c_int;
 use prism_wire::control::{UNIQUE_ID_BYTES, UNIQUE_ID_LOCAL_MAGIC};
@@ -208,7 +208,7 @@ pub(crate) fn fill(session: &Session, payload: &Payload) {
     if extent.recv == 0 {
         return;
     }
-    if extent.recv.max(extent.send) > MAX_MIRRORED_BYTES {
+    if !payload.is_small() {
         return notes::count(session, Fate::TooLarge, payload.kind);
     }
     let multiplier = match payload.scale.map(|scale| scale.scalar) {
