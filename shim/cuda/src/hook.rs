@@ -3,7 +3,7 @@
 use crate::export::put;
 use crate::guard::guard;
 use crate::session::HostCost;
-use crate::{clock, device, memory, session, stream};
+use crate::{capture, clock, device, memory, session, stream};
 use prism_wire::control::ControlKind;
 use prism_wire::device::SessionTable;
 use prism_wire::message::{MarkerKind, Record, RecordKind, Reply};
@@ -92,8 +92,8 @@ unsafe extern "C" fn table_stream_id(stream: *const c_void) -> u32 {
     guard(0, || stream::id(stream))
 }
 
-unsafe extern "C" fn table_is_capturing(_stream: *const c_void) -> c_int {
-    0
+unsafe extern "C" fn table_is_capturing(stream: *const c_void) -> c_int {
+    guard(0, || c_int::from(capture::is_active() && capture::is_capturing(stream::id(stream))))
 }
 
 unsafe extern "C" fn table_current_device() -> c_int {
