@@ -80,6 +80,8 @@ enum Step {
     Operation { record: Record, effect: Effect },
     /// The end of an NCCL group.
     GroupEnd(Record),
+    /// A point of the program, such as the end of an iteration: every launch comes by.
+    Marker(Record),
     /// An event that only orders the streams of the graph.
     Record { event: u32, stream: u32 },
     /// A stream goes on after such an event.
@@ -259,6 +261,10 @@ pub(crate) fn take(record: &Record) -> bool {
         };
         return capture.map(keep).is_some();
     }
+    if record.kind == RecordKind::Marker as u16 {
+        let capture = captures.iter_mut().find(|capture| capture.streams.contains_key(&record.stream));
+        return capture.map(|capture| capture.graph.steps.push(Step::Marker(*record))).is_some();
+    }
     let Some(kind) = node_kind(record) else { return false };
     let Some(capture) = captures.iter_mut().find(|capture| capture.streams.contains_key(&record.stream)) else {
         return false;
@@ -404,13 +410,23 @@ impl Executable {
                     run(session, &record, effect)?;
                 }
                 Step::GroupEnd(record) => send(session, record)?,
+                Step::Marker(mut record) => {
+                    record.stream = self.stream(record.stream, stream);
+                    send(session, record)?;
+                }
                 Step::Record { event, stream: captured } => {
                     let (event, stream) = (self.event(event)?, self.stream(captured, stream));
-                    send(session, Record { kind: RecordKind::EventRecord as u16, stream, e: event, ..Record::default() })?;
+                    send(
+                        session,
+                        Record { kind: RecordKind::EventRecord as u16, stream, e: event, ..Record::default() },
+                    )?;
                 }
                 Step::Wait { event, stream: captured } => {
                     let (event, stream) = (self.event(event)?, self.stream(captured, stream));
-                    send(session, Record { kind: RecordKind::EventWait as u16, stream, e: event, ..Record::default() })?;
+                    send(
+                        session,
+                        Record { kind: RecordKind::EventWait as u16, stream, e: event, ..Record::default() },
+                    )?;
                 }
             }
         }

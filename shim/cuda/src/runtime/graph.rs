@@ -334,7 +334,8 @@ fn graph_release(handle: *mut c_void, object: *mut c_void, count: c_uint) -> Out
     let object = number(object, OBJECT_BASE)?;
     {
         let mut tables = tables();
-        let held = tables.retained.iter_mut().find(|(by, which, held)| *by == graph && *which == object && *held >= count);
+        let held =
+            tables.retained.iter_mut().find(|(by, which, held)| *by == graph && *which == object && *held >= count);
         held.ok_or(Error::INVALID_VALUE)?.2 -= count;
     }
     release(object, count)
