@@ -102,7 +102,29 @@ def rank_environment(rank: int, placement: Placement, shims: list[Path], base: M
     kept.setdefault("OMP_NUM_THREADS", "1")
     kept.setdefault("PYTHONHASHSEED", "0")
     kept.setdefault("TORCH_GLOO_LAZY_INIT", "1")
+    for name, value in _compiler_variables(rank, Path(placement.socket).parent).items():
+        kept.setdefault(name, value)
     return kept | _torchrun_variables(rank, placement) | _our_variables(rank, placement, shims, base)
+
+
+def _compiler_variables(rank: int, folder: Path) -> dict[str, str]:
+    """What `torch.compile` needs: a driver to link with, and caches that are empty for every rank and every run.
+
+    What a cache holds decides which buffers the compiler's benchmarks allocate, hence peaks. A user who sets the
+    caches' variables says so for all ranks alike.
+    """
+    driver = folder / "driver"
+    if folder.is_dir() and not driver.exists():
+        driver.mkdir()
+        for name in ("libcuda.so", "libcuda.so.1"):
+            (driver / name).symlink_to(SHIM_FOLDER / SHIM_NAMES[0])
+    caches = folder / "caches" / f"rank-{rank}"
+    return {
+        "TRITON_LIBCUDA_PATH": str(driver),
+        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+        "TRITON_CACHE_DIR": str(caches / "triton"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }
 
 
 def _torchrun_variables(rank: int, placement: Placement) -> dict[str, str]:
