@@ -167,8 +167,7 @@ class _Collector:
         return True
 
     def run(self, ranks: Sequence[int]) -> list[Any]:
-        """Runs ranks, each against absent peers in a session of its own; their recordings, and those of ranks that
-        had to run for them."""
+        """Runs ranks, each against absent peers in a session of its own; recordings of them and of ranks they needed."""
         logger.info("running %s of %d ranks", _enumerate(ranks), self._config.world_size)
         with ExitStack() as stack:
             rooms: dict[int, _Room] = {}
@@ -216,8 +215,8 @@ class _Collector:
         busy = [rank for rank, count in iterations.items() if count > 0]
         if idle and busy:
             raise SessionError(
-                f"rank {idle[0]} ended well without one optimizer step, while rank {busy[0]} made {iterations[busy[0]]}: "
-                f"something told it not to train (output: {log_path(self._logs, idle[0])})"
+                f"rank {idle[0]} ended well without one optimizer step, while rank {busy[0]} made "
+                f"{iterations[busy[0]]}: something told it not to train (output: {log_path(self._logs, idle[0])})"
             )
 
     def _look_at(self, recording: Any) -> None:

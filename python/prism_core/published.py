@@ -125,7 +125,7 @@ class PublishedValues:
         return b"E" + text.encode(), None
 
     def _is_stuck(self, rank: int) -> bool:
-        """Does the rank wait for one that does not run?"""
+        """Tells whether the rank waits for one that does not run."""
         seen: set[int] = set()
         while rank in self._waiting and rank not in seen:
             seen.add(rank)

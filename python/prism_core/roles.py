@@ -47,7 +47,7 @@ class Positions:
         return tuple(own[ordinal] if ordinal < len(own) else NO_POSITION for ordinal in ordinals)
 
     def is_first(self, rank: int, ordinals: Iterable[int]) -> RoleKey:
-        """Whether it is the first member of the groups with these ordinals: the one that reads data and tells others."""
+        """Whether it is the first of the groups with these ordinals: the one that reads data and tells others."""
         return tuple(int(position == 0) for position in self.key(rank, ordinals))
 
     def small_ordinals(self, rank: int) -> list[int]:
@@ -187,8 +187,12 @@ class RoleFinder:
         )
 
     def _is_too_coarse(self, pair: Sequence[Distinction]) -> bool:
-        """Do two recordings differ that the first distinction takes for equal and the next, still feasible, does not?"""
-        if not self.may_add or len(pair) < 2 or len({pair[1].key_of(rank) for rank in range(self.world_size)}) > MAX_REPRESENTATIVES:
+        """Tells whether recordings differ that the first distinction takes for equal and the next does not."""
+        if (
+            not self.may_add
+            or len(pair) < 2
+            or len({pair[1].key_of(rank) for rank in range(self.world_size)}) > MAX_REPRESENTATIVES
+        ):
             return False
         coarse, fine = pair
         return any(

@@ -266,9 +266,7 @@ def main() -> None:
         ),
         model,
     )
-    scheduler = OptimizerParamScheduler(
-        optimizer, 0.0, 1e-4, 1e-5, 0, 10, "linear", 0.01, 0.01, 10, "constant"
-    )
+    scheduler = OptimizerParamScheduler(optimizer, 0.0, 1e-4, 1e-5, 0, 10, "linear", 0.01, 0.01, 10, "constant")
     config.grad_scale_func = optimizer.scale_loss
     config.finalize_model_grads_func = finalize_model_grads
     if args.overlap:

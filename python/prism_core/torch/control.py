@@ -348,7 +348,7 @@ class ControlHook:
             offset += size
 
     def _tells(self, tensor: Any) -> bool:
-        """Is the value of the tensor to be told, and not as part of a larger one?"""
+        """Tells whether the value of the tensor is told by itself."""
         return self._is_control(tensor) and not getattr(self._local, "inside", False)
 
     @contextmanager
@@ -363,7 +363,7 @@ class ControlHook:
     # CPU tensors with members that do not run. Sums of equal contributions, one's own value from every peer.
 
     def _all_reduce(self, original: Any, args: Any, kwargs: Any) -> Any:
-        names = ("tensor", "op", "group", "async_op")
+        names: tuple[str, ...] = ("tensor", "op", "group", "async_op")
         if original.__name__ == "reduce":
             names = ("tensor", "dst", "op", "group", "async_op")
         call = _Arguments(args, kwargs, names)
@@ -446,14 +446,12 @@ class ControlHook:
         return ranks.get(self._c10d.get_rank())
 
     def _is_told(self, place: _Place, tensor: Any) -> bool:
-        """Does the call need the value of another rank, or an answer in place of gloo?"""
+        """Tells whether the call is about a value that is told, or needs an answer in place of gloo."""
         return self._is_control(tensor) or self._is_absent(place, tensor)
 
     def _is_control(self, tensor: Any) -> bool:
         """Small integers and flags steer programs; floating-point numbers do not, as their kernels were not run."""
-        return bool(
-            _is_integral(tensor) and tensor.is_contiguous() and 0 < _size(tensor) <= MAX_CONTROL_BYTES
-        )
+        return bool(_is_integral(tensor) and tensor.is_contiguous() and 0 < _size(tensor) <= MAX_CONTROL_BYTES)
 
     def _key(self, place: _Place, kind: str, source: int, destination: int | None) -> tuple[str, ...]:
         """What a value is called: source, group, kind, number among those of its kind, and the place of its source."""
@@ -544,5 +542,3 @@ def _is_integral(tensor: Any) -> bool:
 def _size(tensor: Any) -> int:
     size: int = tensor.numel() * tensor.element_size()
     return size
-
-

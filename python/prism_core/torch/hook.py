@@ -345,7 +345,8 @@ def tell_nccl_version() -> None:
 
 def sibling(name: str) -> ModuleType:
     """Another file of this folder: the program's interpreter need not have `prism_core` installed."""
-    spec = spec_from_file_location(f"_prism_torch_{name}", os.path.join(os.path.dirname(__file__), f"{name}.py"))
+    location = f"{__file__.removesuffix('hook.py')}{name}.py"
+    spec = spec_from_file_location(f"_prism_torch_{name}", location)
     if spec is None or spec.loader is None:
         raise ImportError(f"prism: a part of the PyTorch hook is missing: {name}.py")
     module = module_from_spec(spec)
