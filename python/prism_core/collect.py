@@ -21,9 +21,10 @@ from prism_core.command import ProgramCommand, check_world_size, parse_command
 from prism_core.config import CollectConfig, Device, parse_device, parse_ranks
 from prism_core.environment import Placement
 from prism_core.errors import ConfigError, SessionError
-from prism_core.launch import RankGroup, Seat, await_engine, failure_of
+from prism_core.launch import RankGroup, Seat, await_engine, failure_of, log_path
 from prism_core.nccl import with_environment
-from prism_core.roles import Distinction, Positions, RoleFinder, Roles, distinctions
+from prism_core.published import META, PublishedValues
+from prism_core.roles import MAX_REPRESENTATIVES, Distinction, Positions, RoleFinder, Roles, distinctions
 from prism_core.rules import Rules, load_rules, load_value_rules
 from prism_core.store import RendezvousServer
 from prism_core.values import program_variables, split_notes
@@ -112,6 +113,7 @@ def _open_room(
     device: Device,
     published: dict[bytes, bytes],
     variables: Mapping[str, str],
+    told: PublishedValues,
     *,
     rules: Rules | None = None,
     at_once: int = 0,
@@ -122,7 +124,7 @@ def _open_room(
     session = _native.Session(json.dumps(options), values=rules)
     with (
         tempfile.TemporaryDirectory(prefix="prism-") as folder,
-        RendezvousServer(session, world_size, num_live=len(ranks), published=published) as store,
+        RendezvousServer(session, world_size, num_live=len(ranks), published=published, told=told) as store,
     ):
         placement = Placement(
             world_size=world_size,
@@ -151,6 +153,8 @@ class _Collector:
         self._variables = program_variables(load_value_rules(config.rules), self._logs, strict=config.strict_values)
         self._store_notes: dict[tuple[str, str], dict[str, str]] = {}
         self._published: dict[bytes, bytes] = {}
+        self._group: RankGroup | None = None
+        self._told = PublishedValues(self._summon if config.ranks == "auto" else None)
         self._notes: set[str] = set()
         self._ranks: dict[int, dict[str, Any]] = {}
         self._rules = load_rules(config.rules)
@@ -185,15 +189,23 @@ class _Collector:
         positions = Positions([group["ranks"] for group in info["groups"]], self._config.world_size)
         return distinctions(positions, recording.rank, info["p2p_ordinals"], self._gpus_per_node)
 
+    def _summon(self, rank: int) -> bool:
+        """Has one more rank run, for a value that another one waits for."""
+        if self._group is None or rank in self._ranks or len(self._ranks) >= MAX_REPRESENTATIVES:
+            return False
+        logger.info("running rank %d as well: others wait for a value of it", rank)
+        self._group.add(rank)
+        return True
+
     def run(self, ranks: Sequence[int]) -> list[Any]:
-        """Runs ranks, each against absent peers in a session of its own; their recordings, in the same order."""
+        """Runs ranks, each against absent peers in a session of its own; recordings of them and of ranks they needed."""
         logger.info("running %s of %d ranks", _enumerate(ranks), self._config.world_size)
         with ExitStack() as stack:
             rooms: dict[int, _Room] = {}
 
             def open_room(ranks: Sequence[int], at_once: int = 0) -> _Room:
                 room = _open_room(
-                    ranks, self._config.world_size, self._device, self._published, self._variables,
+                    ranks, self._config.world_size, self._device, self._published, self._variables, self._told,
                     rules=self._rules, at_once=at_once,
                 )  # fmt: skip
                 return stack.enter_context(room)
@@ -203,16 +215,17 @@ class _Collector:
                 return rooms[rank].seat
 
             jobs = self._config.jobs or os.cpu_count() or 1
+            self._told.expect(ranks)
+            how: dict[str, Any] = {"on_exit": self._told.ended, "echo": self._config.echo}
             if self._config.exact:
                 room = open_room(ranks, jobs)
                 rooms = dict.fromkeys(ranks, room)
-                group = RankGroup(
-                    lambda _: room.seat, self._program.argv, self._logs, echo=self._config.echo,
-                    may_start=room.session.take_turn,
-                )  # fmt: skip
+                how |= {"may_start": room.session.take_turn}
+                self._group = RankGroup(lambda _: room.seat, self._program.argv, self._logs, **how)
             else:
-                group = RankGroup(seat_of, self._program.argv, self._logs, jobs=jobs, echo=self._config.echo)
-            result = group.run(ranks)
+                how |= {"jobs": jobs, "num_waiting": lambda: self._told.num_waiting}
+                self._group = RankGroup(seat_of, self._program.argv, self._logs, **how)
+            result = self._group.run(ranks)
             if result.failed_rank is not None:
                 rooms = {result.failed_rank: rooms[result.failed_rank]}
             for rank, room in sorted(rooms.items()):
@@ -222,10 +235,25 @@ class _Collector:
                     raise failure
             for room in rooms.values():
                 self._store_notes.update({(note["rule"], note["key"]): note for note in room.store.notes()})
-            recordings = [rooms[rank].session.recording(rank) for rank in ranks]
+            recordings = [room.session.recording(rank) for rank, room in sorted(rooms.items())]
         for recording in recordings:
             self._look_at(recording)
+        self._refuse_idle()
         return recordings
+
+    def _refuse_idle(self) -> None:
+        """A rank that ends well before its first iteration took a wrong turn, if others train."""
+        missing = sorted(self._told.missing.values())
+        if missing:
+            raise SessionError(f"a rank asked for a value that nobody told: {missing[0]}")
+        iterations = {rank: state["iterations"] for rank, state in sorted(self._ranks.items())}
+        idle = [rank for rank, count in iterations.items() if count == 0]
+        busy = [rank for rank, count in iterations.items() if count > 0]
+        if idle and busy:
+            raise SessionError(
+                f"rank {idle[0]} ended well without one optimizer step, while rank {busy[0]} made "
+                f"{iterations[busy[0]]}: something told it not to train (output: {log_path(self._logs, idle[0])})"
+            )
 
     def _look_at(self, recording: Any) -> None:
         """Refuses a recording that ties its rank to nobody, and keeps what the user should know of it."""
@@ -265,6 +293,7 @@ class _Collector:
             "command": shlex.join(self._config.command),
             "device": self._config.device,
             "iterations": str(max(rank["iterations"] for rank in self._ranks.values())),
+            META: self._told.to_meta(),
             "profile": self._device.profile,
             "ranks_run": str(num_run),
             "ranks_inferred": str(self._config.world_size - num_run),

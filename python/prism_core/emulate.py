@@ -35,6 +35,7 @@ from prism_core.errors import (
 from prism_core.launch import GroupResult, RankGroup, Seat, await_engine, failure_of, log_path
 from prism_core.nccl import differences, settings_of_environment, settings_of_profile, with_environment
 from prism_core.perturb import perturbation_text
+from prism_core.published import META, PublishedValues
 from prism_core.real import assign_gpus, real_nccl, release_failure
 from prism_core.replay import open_graph
 from prism_core.report import write_run
@@ -81,11 +82,13 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
     }
     rules = load_rules(config.rules)
     if device.kind != "host" and (rules is not None or config.jobs):
-        raise ConfigError("rules for what members contribute ([[rule]]) and ranks in turns are for the host device: --device host")
+        raise ConfigError("rules for members ([[rule]]) and ranks in turns are for the host device: --device host")
     session = _native.Session(json.dumps(options), graph, rules)
+    told = PublishedValues.from_meta(graph.meta.get(META, ""))
+    told.expect(sandbox)
     with (
         tempfile.TemporaryDirectory(prefix="prism-") as folder,
-        RendezvousServer(session, graph.world_size, len(sandbox)) as store,
+        RendezvousServer(session, graph.world_size, len(sandbox), told=told) as store,
     ):
         placement = Placement(
             world_size=graph.world_size,
@@ -98,11 +101,12 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
             gpus=gpus,
             real_nccl=real_nccl() if device.kind == "real" else None,
             variables=variables,
+            live=tuple(sandbox),
         )
         seat = Seat(session, placement)
         group = RankGroup(
             lambda rank: seat, program.argv, logs,
-            echo=config.echo, may_start=session.take_turn, device=device.kind,
+            on_exit=told.ended, echo=config.echo, may_start=session.take_turn, device=device.kind,
         )  # fmt: skip
         failure: PrismError | None = None
         try:
@@ -115,10 +119,9 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(session.finish())
     for rank in found["ranks"]:
         rank["notes"], rank["values"] = split_notes(rank["notes"])
-    if failure is None:
-        failure = _idle(found, graph.meta.get("iterations", ""), logs)
     failure = _explain(failure, found, graph.meta.get("iterations", ""))
     failure = failure or release_failure(found["ranks"], config.max_release_error_us)
+    failure = failure or _idleness(told, found, graph.meta.get("iterations", ""), logs)
     summary = {
         **found,
         "sandbox": sandbox,
@@ -161,18 +164,17 @@ def _explain(failure: PrismError | None, found: dict[str, Any], recorded: str) -
     return type(failure)(f"{failure}\n  {hint}: if later iterations differ from these, collect more iterations")
 
 
-def _idle(found: dict[str, Any], recorded: str, logs: Path) -> PrismError | None:
-    """A rank that ends well without an iteration, where the job has some, was told not to train by a stale value."""
-    if not recorded.isdigit() or int(recorded) == 0:
+def _idleness(told: PublishedValues, found: dict[str, Any], recorded: str, logs: Path) -> PrismError | None:
+    """A rank that ends well without an iteration took a wrong turn, if the recorded job trains."""
+    if told.missing:
+        return SessionError(f"a rank asked for a value that nobody told: {min(told.missing.values())}")
+    idle = [rank["rank"] for rank in found["ranks"] if rank["iterations"] == 0]
+    if not idle or not recorded.isdigit() or int(recorded) == 0:
         return None
-    for rank in found["ranks"]:
-        if rank["iterations"] == 0:
-            return SessionError(
-                f"rank {rank['rank']} ended well without one optimizer step, and the graph has {recorded} iterations: "
-                f"something told it not to train; its unknown values are in the summary (output: "
-                f"{log_path(logs, rank['rank'])})"
-            )
-    return None
+    return SessionError(
+        f"rank {idle[0]} ended well without one optimizer step, and the graph has {recorded} iterations: "
+        f"something told it not to train (output: {log_path(logs, idle[0])})"
+    )
 
 
 def _notes(found: dict[str, Any]) -> list[str]:

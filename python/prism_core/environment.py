@@ -58,6 +58,8 @@ class Placement:
     real_nccl: str | None = None
     #: More of the environment.
     variables: Mapping[str, str] = field(default_factory=dict)
+    #: Ranks that run in this session; none named: only the one that is started.
+    live: tuple[int, ...] = ()
 
 
 def check_shims(folder: Path = SHIM_FOLDER, device: str = "emulated") -> list[Path]:
@@ -115,7 +117,29 @@ def rank_environment(rank: int, placement: Placement, shims: list[Path], base: M
     kept.setdefault("OMP_NUM_THREADS", "1")
     kept.setdefault("PYTHONHASHSEED", "0")
     kept.setdefault("TORCH_GLOO_LAZY_INIT", "1")
+    for name, value in _compiler_variables(rank, Path(placement.socket).parent).items():
+        kept.setdefault(name, value)
     return kept | _torchrun_variables(rank, placement) | _our_variables(rank, placement, shims, base)
+
+
+def _compiler_variables(rank: int, folder: Path) -> dict[str, str]:
+    """What `torch.compile` needs: a driver to link with, and caches that are empty for every rank and every run.
+
+    What a cache holds decides which buffers the compiler's benchmarks allocate, hence peaks. A user who sets the
+    caches' variables says so for all ranks alike.
+    """
+    driver = folder / "driver"
+    if folder.is_dir() and not driver.exists():
+        driver.mkdir()
+        for name in ("libcuda.so", "libcuda.so.1"):
+            (driver / name).symlink_to(SHIM_FOLDER / SHIM_NAMES[0])
+    caches = folder / "caches" / f"rank-{rank}"
+    return {
+        "TRITON_LIBCUDA_PATH": str(driver),
+        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+        "TRITON_CACHE_DIR": str(caches / "triton"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }
 
 
 def _torchrun_variables(rank: int, placement: Placement) -> dict[str, str]:
@@ -151,6 +175,8 @@ def _our_variables(rank: int, placement: Placement, shims: list[Path], base: Map
         "PRISM_RANK": str(rank),
         "PRISM_WORLD_SIZE": str(placement.world_size),
         "PRISM_DEVICE": placement.device,
+        "PRISM_STORE": f"{placement.store_host}:{placement.store_port}",
+        "PRISM_LIVE_RANKS": ",".join(map(str, placement.live or (rank,))),
         "PYTHONPATH": os.pathsep.join(python_path),
         **({"PRISM_EPOCH_NS": str(placement.epoch_ns)} if placement.epoch_ns is not None else {}),
         **({ENV_REAL_NCCL: placement.real_nccl} if placement.real_nccl is not None else {}),

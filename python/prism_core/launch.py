@@ -201,6 +201,8 @@ class RankGroup:
         argv: Program and arguments, the same for all ranks.
         logs: Folder for the ranks' output.
         jobs: How many processes may run at a time; 0 = all of them.
+        on_exit: Told of every rank that ended.
+        num_waiting: How many of the running ranks only wait for others; these do not count as running at a time.
         echo: Also copy the output to stderr, each line with its rank.
         device: Kind of the device; says which libraries are preloaded.
         may_start: Asked before a rank is started; no means later.
@@ -213,12 +215,17 @@ class RankGroup:
         logs: Path,
         *,
         jobs: int = 0,
+        on_exit: Callable[[int], None] = lambda rank: None,
+        num_waiting: Callable[[], int] = lambda: 0,
         echo: bool = False,
         device: str = "emulated",
         may_start: Callable[[int], bool] = lambda _: True,
     ) -> None:
         self._may_start = may_start
         self._seat_of = seat_of
+        self._on_exit = on_exit
+        self._num_waiting = num_waiting
+        self._queue: deque[int] = deque()
         self._seats: dict[int, Seat] = {}
         self._argv = list(argv)
         self._logs = logs
@@ -238,10 +245,10 @@ class RankGroup:
         """Runs the ranks to their end, or until one fails or the engine stops the run."""
         self._logs.mkdir(parents=True, exist_ok=True)
         result = self.result
-        waiting = deque(ranks)
+        self._queue.extend(ranks)
         with self._signals.caught():
             try:
-                self._watch(waiting, result)
+                self._watch(self._queue, result)
                 if result.failed_rank is not None or result.session_failure is not None:
                     self._await_others(result)
             finally:
@@ -250,10 +257,14 @@ class RankGroup:
                     self._running.clear()
         return result
 
+    def add(self, rank: int) -> None:
+        """Runs one more rank, while `run` goes on; may be called by any thread."""
+        self._queue.append(rank)
+
     def _watch(self, waiting: deque[int], result: GroupResult) -> None:
         next_status = time.monotonic() + STATUS_EVERY_S
         while waiting or self._running:
-            while waiting and (self._jobs <= 0 or len(self._running) < self._jobs) and self._may_start(waiting[0]):
+            while waiting and self._has_room() and self._may_start(waiting[0]):
                 with self._signals.held():
                     self._start(waiting.popleft())
             self._reap(result)
@@ -263,6 +274,9 @@ class RankGroup:
             if result.failed_rank is not None or result.session_failure is not None:
                 return
             time.sleep(POLL_S)
+
+    def _has_room(self) -> bool:
+        return self._jobs <= 0 or len(self._running) - self._num_waiting() < self._jobs
 
     def _start(self, rank: int) -> None:
         self._seats[rank] = seat = self._seat_of(rank)
@@ -287,6 +301,7 @@ class RankGroup:
                 # The engine stopped it, if it has a reason.
                 result.session_failure = session_status(self._seats[rank].session)[0]
             self._seats[rank].session.process_exited(rank, code)
+            self._on_exit(rank)
             if code != 0 and result.failed_rank is None:
                 result.failed_rank = rank
 

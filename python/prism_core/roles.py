@@ -46,6 +46,10 @@ class Positions:
         own = self._group_ranks[rank]
         return tuple(own[ordinal] if ordinal < len(own) else NO_POSITION for ordinal in ordinals)
 
+    def is_first(self, rank: int, ordinals: Iterable[int]) -> RoleKey:
+        """Whether it is the first of the groups with these ordinals: the one that reads data and tells others."""
+        return tuple(int(position == 0) for position in self.key(rank, ordinals))
+
     def small_ordinals(self, rank: int) -> list[int]:
         """Ordinals of the rank's groups of at most `SMALL_GROUP` members, but not of the whole job."""
         sizes = [len(members) for members in self._members[rank]]
@@ -82,6 +86,10 @@ def distinctions(positions: Positions, base: int, p2p_ordinals: Sequence[int], g
             "position among those it exchanges messages with",
             lambda rank: positions.key(rank, messages),
             positions.peers(base, messages),
+        ),
+        Distinction(
+            "position among those it exchanges messages with, and whether it is the first of its small process groups",
+            lambda rank: (*positions.key(rank, messages), *positions.is_first(rank, small)),
         ),
         Distinction(
             "position in its small process groups",
@@ -158,9 +166,13 @@ class RoleFinder:
         generator = random.Random(self.seed)
         verified: set[int] = set()
         problem = ""
-        for distinction in ways(self.recordings[base]):
+        distinctions = ways(self.recordings[base])
+        for index, distinction in enumerate(distinctions):
+            pair = distinctions[index : index + 2]
+            if self._is_too_coarse(pair):
+                continue
             representatives = self._represent(distinction, base)
-            if representatives is None:
+            if representatives is None or self._is_too_coarse(pair):
                 continue
             stand_ins = self._stand_ins(distinction, representatives)
             drawn = self._draw(generator, stand_ins)
@@ -172,6 +184,24 @@ class RoleFinder:
         raise RoleError(
             f"ranks that look equal are not: {problem or 'there are too many roles to run one rank of each'}; "
             "collect with --ranks all, or name the ranks to run"
+        )
+
+    def _is_too_coarse(self, pair: Sequence[Distinction]) -> bool:
+        """Tells whether recordings differ that the first distinction takes for equal and the next does not."""
+        if (
+            not self.may_add
+            or len(pair) < 2
+            or len({pair[1].key_of(rank) for rank in range(self.world_size)}) > MAX_REPRESENTATIVES
+        ):
+            return False
+        coarse, fine = pair
+        return any(
+            coarse.key_of(rank) == coarse.key_of(other)
+            and fine.key_of(rank) != fine.key_of(other)
+            and not self._is_like(rank, other)
+            for rank in self.recordings
+            for other in self.recordings
+            if rank < other
         )
 
     def _represent(self, distinction: Distinction, base: int) -> dict[RoleKey, int] | None:

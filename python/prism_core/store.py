@@ -28,6 +28,7 @@ from enum import IntEnum
 from typing import Self
 
 from prism_core.errors import PrismError
+from prism_core.published import PublishedValues
 from prism_core.store_state import KeyAuthority, StoreState, key_name
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ WAIT_CANCELED = b"\x01"
 READY = b"\x00"
 NOT_READY = b"\x01"
 
+#: How often to look for values from the stores of other ranks, while somebody waits.
+POLL_S = 0.02
 #: A wait that is still unanswered after this time is worth a line in the log.
 SLOW_WAIT_S = 10.0
 #: A counter that is read this often without changing is a barrier somebody polls.
@@ -152,6 +155,7 @@ class RendezvousServer:
         world_size: Ranks of the target job.
         num_live: How many of them run.
         published: What running ranks set with plain SETs; shared between the stores of ranks that run apart.
+        told: Values that ranks told others; shared likewise.
         host: Address to listen on.
     """
 
@@ -162,9 +166,10 @@ class RendezvousServer:
         num_live: int,
         *,
         published: dict[bytes, bytes] | None = None,
+        told: PublishedValues | None = None,
         host: str = "127.0.0.1",
     ) -> None:
-        self.state = StoreState(authority, world_size, num_live, published)
+        self.state = StoreState(authority, world_size, num_live, published, told)
         self._clients: dict[socket.socket, _Client] = {}
         self._waiters: dict[bytes, list[_Client]] = {}
         self._timed_out: Counter[str] = Counter()
@@ -208,7 +213,8 @@ class RendezvousServer:
 
     def _serve(self) -> None:
         while True:
-            for selected, _ in self._selector.select(timeout=1.0):
+            # What is waited for may come from the store of another rank.
+            for selected, _ in self._selector.select(timeout=POLL_S if self._waiters else 1.0):
                 if selected.fileobj is self._wake_receiver:
                     self._close_all()
                     return

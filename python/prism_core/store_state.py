@@ -6,6 +6,8 @@ import re
 from collections import Counter, deque
 from typing import Protocol
 
+from prism_core.published import KEY_PREFIX, PublishedValues, ValueKey
+
 _NCCL_ID_KEY = re.compile(rb"(?:^|//)cuda//(?:\d+|\d+:\d+|UniqueNCCLID:\d+)$|(?:^|/)UniqueNCCLID:\d+$")
 #: Keys the last rank to arrive at a barrier sets, with the value it would set.
 _BARRIER_KEYS = (
@@ -44,10 +46,16 @@ class StoreState:
         world_size: Ranks of the target job.
         num_live: How many of them run.
         published: What running ranks set with plain SETs; shared between the stores of ranks that run apart.
+        told: Values that ranks told others; shared likewise.
     """
 
     def __init__(
-        self, authority: KeyAuthority, world_size: int, num_live: int, published: dict[bytes, bytes] | None = None
+        self,
+        authority: KeyAuthority,
+        world_size: int,
+        num_live: int,
+        published: dict[bytes, bytes] | None = None,
+        told: PublishedValues | None = None,
     ) -> None:
         self._authority = authority
         self.world_size = world_size
@@ -56,6 +64,7 @@ class StoreState:
         self._num_live = num_live
         self.values: dict[bytes, bytes] = {}
         self._published = {} if published is None else published
+        self._told = PublishedValues() if told is None else told
         self.queues: dict[bytes, deque[bytes]] = {}
         self.rules_used: Counter[tuple[str, str]] = Counter()
         self._counters: dict[bytes, bool] = {}
@@ -65,18 +74,32 @@ class StoreState:
 
     def set(self, key: bytes, value: bytes) -> None:
         """A running rank sets a key."""
+        told = ValueKey.parse(key_name(key))
+        if told is not None:
+            self._told.put(told, value)
+            return
         self.values[key] = self._authority.store_set(key_name(key), value)
         if not is_nccl_id_key(key_name(key)):
             self._published[key] = value
 
     def lookup(self, key: bytes) -> bytes | None:
         """The value of `key`, made up by rule if only absent ranks would have set it."""
+        told = ValueKey.parse(key_name(key))
+        if told is not None:
+            return self._told_value(told)
         if key not in self.values:
             made_up = self._published.get(key) or self._absent_value(key)
             if made_up is None:
                 return None
             self.values[key] = made_up
         return self.values[key]
+
+    def _told_value(self, key: ValueKey) -> bytes | None:
+        value, stand_in = self._told.look_up(key)
+        if stand_in is not None:
+            series = key.exact.rpartition("/")[0].partition("/")[2]
+            self.rules_used[f"value of rank {stand_in} for that of rank {key.source}", series] += 1
+        return value
 
     def _absent_value(self, key: bytes) -> bytes | None:
         if is_nccl_id_key(key_name(key)):
@@ -90,6 +113,8 @@ class StoreState:
 
     def is_published(self, key: bytes) -> bool:
         """Tells whether some running rank has set the key, in this store or another one of the job."""
+        if key_name(key).startswith(KEY_PREFIX):
+            return self.lookup(key) is not None
         return key in self._published
 
     def is_available(self, key: bytes) -> bool:

@@ -32,6 +32,9 @@ int prism_clear_group(void) { FILE *file = log_file(); fprintf(file, "clear\\n")
 int prism_marker(uint32_t kind, void *stream) {
     FILE *file = log_file(); fprintf(file, "marker %u %p\\n", kind, stream); fclose(file); return refuse();
 }
+int prism_provide(void *address, const char *data, uint64_t bytes) {
+    FILE *file = log_file(); fprintf(file, "provide %lu\\n", bytes); fclose(file); return refuse();
+}
 int prism_memory_stats(uint64_t allocated, uint64_t reserved) {
     FILE *file = log_file(); fprintf(file, "memory %lu %lu\\n", allocated, reserved); fclose(file); return refuse();
 }

@@ -54,8 +54,9 @@ def test_a_rank_finds_the_place_torchrun_would_give_it() -> None:
     }  # fmt: skip
     assert expected.items() <= variables.items()
     assert {name for name in variables if name.startswith("PRISM_")} == {
-        "PRISM_SESSION", "PRISM_RANK", "PRISM_WORLD_SIZE", "PRISM_DEVICE",
+        "PRISM_SESSION", "PRISM_RANK", "PRISM_WORLD_SIZE", "PRISM_DEVICE", "PRISM_STORE", "PRISM_LIVE_RANKS",
     }  # fmt: skip
+    assert (variables["PRISM_STORE"], variables["PRISM_LIVE_RANKS"]) == ("127.0.0.1:7", "17")
     assert "CUBLAS_WORKSPACE_CONFIG" not in variables
 
 

@@ -3,8 +3,8 @@
 Runs inside the training program, before its first line. It imports nothing but the standard library, and PyTorch never:
 the parts it hooks are changed right after the program itself has imported them.
 
-The library's side is five C functions of `libprism_cuda.so`: `prism_note_group`, `prism_clear_group`, `prism_marker`,
-`prism_memory_stats`, and, looked for by `prism doctor`, `prism_session_table_v1`.
+The library's side is six C functions of `libprism_cuda.so`: `prism_note_group`, `prism_clear_group`, `prism_marker`,
+`prism_memory_stats`, `prism_provide`, and, looked for by `prism doctor`, `prism_session_table_v1`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -60,7 +59,9 @@ class Library:
         self._marker.argtypes = [ctypes.c_uint32, ctypes.c_void_p]
         self._memory_stats = handle.prism_memory_stats
         self._memory_stats.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
-        for function in (self._note_group, self._clear_group, self._marker, self._memory_stats):
+        self._provide = handle.prism_provide
+        self._provide.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
+        for function in (self._note_group, self._clear_group, self._marker, self._memory_stats, self._provide):
             function.restype = ctypes.c_int
         self._complained = False
 
@@ -83,6 +84,10 @@ class Library:
     def marker(self, kind: int, stream: int) -> None:
         """A point of the program, timed by the progress of a stream."""
         self._check(self._marker(kind, stream), "a mark of an iteration")
+
+    def provide(self, address: int, data: bytes) -> None:
+        """Bytes that another rank would have put into device memory."""
+        self._check(self._provide(address, data, len(data)), "a value of another rank")
 
     def memory_stats(self, peak_allocated: int, peak_reserved: int) -> None:
         """Peaks of the caching allocator since the start of the program."""
@@ -354,7 +359,8 @@ def tell_nccl_version() -> None:
 
 def sibling(name: str) -> ModuleType:
     """Another file of this folder: the program's interpreter need not have `prism_core` installed."""
-    spec = spec_from_file_location(f"_prism_torch_{name}", Path(__file__).with_name(f"{name}.py"))
+    location = f"{__file__.removesuffix('hook.py')}{name}.py"
+    spec = spec_from_file_location(f"_prism_torch_{name}", location)
     if spec is None or spec.loader is None:
         raise ImportError(f"prism: a part of the PyTorch hook is missing: {name}.py")
     module = module_from_spec(spec)
@@ -385,8 +391,15 @@ def install() -> None:
         tell_nccl_version()
         memory.install(cuda)
 
+    control = sibling("control").ControlHook(library.provide)
+    groups = GroupHook(library)
+
+    def install_collectives(c10d: ModuleType) -> None:
+        groups.install(c10d)
+        control.install(c10d)
+
     actions: dict[str, Callable[[ModuleType], None]] = {
-        "torch.distributed.distributed_c10d": GroupHook(library).install,
+        "torch.distributed.distributed_c10d": install_collectives,
         "torch.cuda": install_cuda,
         "torch.optim.optimizer": iterations.install_optimizer,
         "torch.nn.modules.module": iterations.install_module,

@@ -22,7 +22,9 @@ impl Error {
     pub(crate) const INVALID_DEVICE: Self = Self(101);
     pub(crate) const INVALID_CONTEXT: Self = Self(201);
     pub(crate) const FILE_NOT_FOUND: Self = Self(301);
+    pub(crate) const OPERATING_SYSTEM: Self = Self(304);
     pub(crate) const INVALID_HANDLE: Self = Self(400);
+    pub(crate) const ILLEGAL_STATE: Self = Self(401);
     pub(crate) const NOT_FOUND: Self = Self(500);
     pub(crate) const NOT_READY: Self = Self(600);
     pub(crate) const PEER_ACCESS_ALREADY_ENABLED: Self = Self(704);
@@ -30,6 +32,15 @@ impl Error {
     pub(crate) const HOST_MEMORY_ALREADY_REGISTERED: Self = Self(712);
     pub(crate) const HOST_MEMORY_NOT_REGISTERED: Self = Self(713);
     pub(crate) const NOT_SUPPORTED: Self = Self(801);
+    pub(crate) const CAPTURE_UNSUPPORTED: Self = Self(900);
+    pub(crate) const CAPTURE_INVALIDATED: Self = Self(901);
+    pub(crate) const CAPTURE_MERGE: Self = Self(902);
+    pub(crate) const CAPTURE_UNMATCHED: Self = Self(903);
+    pub(crate) const CAPTURE_UNJOINED: Self = Self(904);
+    pub(crate) const CAPTURE_ISOLATION: Self = Self(905);
+    pub(crate) const CAPTURED_EVENT: Self = Self(907);
+    pub(crate) const CAPTURE_WRONG_THREAD: Self = Self(908);
+    pub(crate) const GRAPH_EXEC_UPDATE_FAILURE: Self = Self(910);
     pub(crate) const UNKNOWN: Self = Self(999);
 }
 

@@ -2,7 +2,7 @@
 
 use crate::abi::{Error, Outcome};
 use crate::session::HostCost;
-use crate::{clock, device, handoff, session, stream};
+use crate::{capture, clock, device, handoff, session, stream};
 use prism_wire::message::{Record, RecordKind};
 use std::ffi::{c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -110,6 +110,10 @@ pub(crate) fn record(event: *const c_void, stream: *const c_void, flags: c_uint)
     }
     let (id, slot, _) = find(event)?;
     let stream = stream::id(stream);
+    if capture::is_active() && capture::take_event_record(id, stream, flags & EXTERNAL != 0) {
+        clock::charge(session.config.host.cost(HostCost::Event));
+        return Ok(());
+    }
     // Changed by the owner of the event only; a late answer of another thread fails to note itself.
     let _ = slot.fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
         Some(((state | RECORDED) & !(COMPLETE | COMPLETE_BACKGROUND)).wrapping_add(GENERATION))
@@ -127,6 +131,13 @@ pub(crate) fn wait(stream: *const c_void, event: *const c_void, flags: c_uint) -
     let (id, _, state) = find(event)?;
     let stream = stream::id(stream);
     let cost = session.config.host.cost(HostCost::Event);
+    if capture::is_active()
+        && flags & EXTERNAL == 0
+        && let Some(outcome) = capture::take_event_wait(stream, id, state & RECORDED != 0)
+    {
+        clock::charge(cost);
+        return outcome;
+    }
     if state & RECORDED == 0 {
         clock::charge_if_driver(cost);
         return Ok(());
@@ -155,6 +166,9 @@ fn note_complete(slot: &AtomicU64, state: u64) {
 pub(crate) fn query(event: *const c_void) -> Outcome {
     let session = session::get()?;
     let (id, slot, state) = find(event)?;
+    if capture::is_captured_event(id) {
+        return Err(Error::CAPTURED_EVENT);
+    }
     clock::charge_if_driver(session.config.host.cost(HostCost::Query));
     if state & RECORDED == 0 || state & complete_bit() != 0 {
         return Ok(());
@@ -172,6 +186,9 @@ pub(crate) fn query(event: *const c_void) -> Outcome {
 pub(crate) fn synchronize(event: *const c_void) -> Outcome {
     let session = session::get()?;
     let (id, slot, state) = find(event)?;
+    if capture::is_captured_event(id) {
+        return Err(Error::CAPTURED_EVENT);
+    }
     clock::charge_if_driver(session.config.host.cost(HostCost::Sync));
     if state & RECORDED == 0 || state & complete_bit() != 0 {
         return Ok(());
@@ -199,6 +216,11 @@ pub(crate) fn elapsed_ns(start: *const c_void, end: *const c_void) -> Result<i64
     query(end)?;
     let record = Record { kind: RecordKind::EventElapsed as u16, e: ids[0], f: ids[1], ..Record::default() };
     session.query(record, clock::is_driver()).map(|reply| reply.value).ok_or(Error::UNKNOWN)
+}
+
+/// An event without a handle, for an executable graph.
+pub(crate) fn private() -> Result<u32, Error> {
+    new_id(ALIVE | NO_TIMING | RECORDED)
 }
 
 /// Lets stream `after` wait for all that is enqueued on stream `before` now.

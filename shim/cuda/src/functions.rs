@@ -12,6 +12,7 @@ const RUNTIME: &[&[Export]] = &[
     runtime::error::FUNCTIONS,
     runtime::error::PLAIN,
     runtime::event::FUNCTIONS,
+    runtime::graph::FUNCTIONS,
     runtime::graph::REFUSED,
     runtime::launch::FUNCTIONS,
     runtime::launch::PLAIN,

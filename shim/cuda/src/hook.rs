@@ -3,7 +3,7 @@
 use crate::export::put;
 use crate::guard::guard;
 use crate::session::HostCost;
-use crate::{clock, device, memory, session, stream, values};
+use crate::{capture, clock, device, memory, session, stream, values};
 use prism_wire::control::ControlKind;
 use prism_wire::device::SessionTable;
 use prism_wire::message::{MarkerKind, Record, RecordKind, Reply};
@@ -96,8 +96,8 @@ unsafe extern "C" fn table_stream_id(stream: *const c_void) -> u32 {
     guard(0, || stream::id(stream))
 }
 
-unsafe extern "C" fn table_is_capturing(_stream: *const c_void) -> c_int {
-    0
+unsafe extern "C" fn table_is_capturing(stream: *const c_void) -> c_int {
+    guard(0, || c_int::from(capture::is_active() && capture::is_capturing(stream::id(stream))))
 }
 
 unsafe extern "C" fn table_current_device() -> c_int {
@@ -206,6 +206,25 @@ pub extern "C" fn prism_memory_stats(allocated_peak: u64, reserved_peak: u64) ->
         let record =
             Record { kind: RecordKind::MemoryStats as u16, a: allocated_peak, b: reserved_peak, ..Record::default() };
         session::get().ok().and_then(|session| session.append(record, 0).ok()).map_or(-1, |()| 0)
+    })
+}
+
+/// Writes what another rank would have put into device memory. 0, or -1 for a range outside any allocation.
+///
+/// # Safety
+/// `data` must point to `bytes` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn prism_provide(address: *mut c_void, data: *const c_char, bytes: usize) -> c_int {
+    guard(-1, || {
+        if bytes == 0 {
+            return 0;
+        }
+        if data.is_null() || !memory::is_device(address) || !memory::contains(address, bytes) {
+            return -1;
+        }
+        // SAFETY: the source is the caller's; the destination lies in one allocation of the device.
+        unsafe { std::ptr::copy_nonoverlapping(data.cast::<u8>(), address.cast::<u8>(), bytes) };
+        0
     })
 }
 

@@ -10,6 +10,7 @@
 //! | [`handoff`] | timed waits of background threads, in virtual time |
 //! | [`memory`] | device, pinned and virtual-memory allocations, copies, exact accounting |
 //! | [`stream`], [`event`] | dense ids behind opaque handles |
+//! | [`capture`] | what is issued on streams that are captured into CUDA graphs, and launches of graphs |
 //! | [`kernel`] | registered kernels and launches |
 //! | [`runtime`], [`driver`] | the C functions of libcudart and libcuda |
 //! | [`libs`] | the C functions of the math libraries, NVRTC and CUPTI |
@@ -21,6 +22,7 @@
 #![allow(unreachable_pub, reason = "extern \"C\" exports are reached by the dynamic linker, not by Rust paths")]
 
 mod abi;
+mod capture;
 mod clock;
 mod config;
 mod device;

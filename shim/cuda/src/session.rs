@@ -1,7 +1,7 @@
 //! The process's one connection to the engine. Nothing happens before the first call that needs a device.
 
 use crate::config::Config;
-use crate::{clock, handoff, real};
+use crate::{capture, clock, handoff, real};
 use prism_wire::client::{Client, ControlError};
 use prism_wire::control::{ControlKind, ENV_RANK, ENV_SESSION, ENV_WORLD_SIZE};
 use prism_wire::frame::{DeviceMode, Hello};
@@ -207,6 +207,9 @@ impl Session {
         clock::set_driver();
         clock::forget_reads();
         record.host_ns = clock::charge(host_cost_ns);
+        if capture::is_active() && capture::take(&record) {
+            return Ok(());
+        }
         // `Client::append` reads no clock, so the hot path can do without `clock::inside`.
         self.client.append(&record).map_err(|error| lost(&error.to_string()))
     }

@@ -10,7 +10,7 @@
 
 use crate::abi::{Error, Outcome};
 use crate::session::HostCost;
-use crate::{clock, device, event, handoff, session};
+use crate::{capture, clock, device, event, handoff, session};
 use prism_wire::message::{Record, RecordKind};
 use std::cell::RefCell;
 use std::ffi::{c_int, c_uint, c_void};
@@ -75,7 +75,8 @@ fn new_id(streams: &mut Vec<Option<Stream>>, stream: impl FnOnce(u32) -> Option<
 pub(crate) fn id(stream: *const c_void) -> u32 {
     let address = stream as usize;
     let id = if address > HANDLE_BASE { ((address - HANDLE_BASE) / HANDLE_STRIDE) as u32 } else { default_id(address) };
-    if HAS_BLOCKING.load(Ordering::Relaxed) {
+    // What is captured is ordered when it is launched.
+    if HAS_BLOCKING.load(Ordering::Relaxed) && !capture::is_capturing(id) {
         order_with_legacy(id);
     }
     id
@@ -116,6 +117,16 @@ fn thread_id(device: c_int) -> u32 {
         ids.push((device, id));
         id
     })
+}
+
+/// Is it the legacy default stream?
+pub(crate) fn is_legacy(stream: *const c_void) -> bool {
+    (stream as usize) < PER_THREAD
+}
+
+/// A stream without a handle, for an executable graph.
+pub(crate) fn private() -> u32 {
+    new_id(&mut streams(), |_| None)
 }
 
 /// Creates a stream on the current device and returns its handle.
@@ -187,7 +198,11 @@ pub(crate) fn destroy(stream: *const c_void) -> Outcome {
 
 /// Waits until `stream` is drained.
 pub(crate) fn synchronize(stream: *const c_void) -> Outcome {
-    synchronize_id(checked_id(stream)?)
+    let id = checked_id(stream)?;
+    if capture::invalidate(id) {
+        return Err(Error::CAPTURE_UNSUPPORTED);
+    }
+    synchronize_id(id)
 }
 
 /// Waits until the stream with this id is drained.
@@ -198,6 +213,9 @@ pub(crate) fn synchronize_id(id: u32) -> Outcome {
 /// Waits for every stream of the current device.
 pub(crate) fn synchronize_device() -> Outcome {
     device::using()?;
+    if capture::invalidate_own() {
+        return Err(Error::CAPTURE_UNSUPPORTED);
+    }
     let id = id(std::ptr::null());
     wait(Record { kind: RecordKind::DeviceSync as u16, stream: id, ..Record::default() })
 }
@@ -213,6 +231,9 @@ fn wait(record: Record) -> Outcome {
 /// Success if `stream` is drained, else "not ready".
 pub(crate) fn query(stream: *const c_void) -> Outcome {
     let id = checked_id(stream)?;
+    if capture::invalidate(id) {
+        return Err(Error::CAPTURE_UNSUPPORTED);
+    }
     let session = session::get()?;
     clock::charge_if_driver(session.config.host.cost(HostCost::Query));
     let record = Record { kind: RecordKind::StreamQuery as u16, stream: id, ..Record::default() };

@@ -228,9 +228,34 @@ fn the_legacy_stream_and_blocking_streams_wait_for_each_other() {
 }
 
 #[test]
+fn a_graph_happens_at_every_launch_and_costs_the_host_one() {
+    let (sent, _, stderr) = run("graphs");
+    assert_eq!(stderr, "");
+    use RecordKind as K;
+    let order = kinds(&sent.records);
+    let start = order.iter().position(|kind| *kind == K::Alloc).expect("memory") + 1;
+    let launch = [K::Kernel, K::EventRecord, K::EventWait, K::Memcpy, K::Memset, K::EventRecord, K::EventWait];
+    let rest = [K::StreamSync, K::Marker];
+    // The kernel on a stream that is not captured goes out at once.
+    let expected = [&[K::Kernel][..], &launch, &rest, &launch, &rest].concat();
+    assert_eq!(order[start..start + expected.len()], expected);
+    assert_eq!(order.len(), start + expected.len(), "mistakes send nothing");
+    let first = &sent.records[start + 1..start + 8];
+    let streams: Vec<u32> = first.iter().map(|record| record.stream).collect();
+    let (on, private) = (streams[0], streams[2]);
+    assert_eq!(streams, [on, on, private, private, on, private, on]);
+    assert_eq!(sent.records[start].stream, on, "launched on the third stream");
+    assert!(private > on, "a stream that the program cannot name");
+    let events: Vec<u32> = [1, 2, 5, 6].map(|index| first[index].e).to_vec();
+    assert_eq!((events[0], events[2]), (events[1], events[3]));
+    assert!(events[0] != events[2]);
+    assert!(first.iter().all(|record| record.host_ns == first[0].host_ns), "one launch, one cost");
+}
+
+#[test]
 fn unsupported_calls_fail_loudly_with_their_name() {
     let (sent, _, stderr) = run("unsupported");
-    let line = "prism: cudaStreamBeginCapture is not supported by the emulated device";
+    let line = "prism: cudaStreamBeginCaptureToGraph is not supported by the emulated device";
     assert_eq!(stderr.matches(line).count(), 1, "{stderr}");
     assert!(stderr.contains("prism: cufftPlan1d is not supported"), "{stderr}");
     let told: Vec<_> = sent.controls.iter().map(|(kind, name)| (*kind, name.as_slice())).collect();
@@ -238,8 +263,8 @@ fn unsupported_calls_fail_loudly_with_their_name() {
     assert_eq!(
         told,
         [
-            (unsupported, &b"cudaStreamBeginCapture"[..]),
-            (unsupported, b"cudaStreamBeginCapture"),
+            (unsupported, &b"cudaStreamBeginCaptureToGraph"[..]),
+            (unsupported, b"cudaStreamBeginCaptureToGraph"),
             (unsupported, b"cufftPlan1d")
         ]
     );

@@ -38,6 +38,14 @@ extern int cudaEventRecord(event_t, stream_t), cudaEventQuery(event_t), cudaEven
 extern int cudaEventElapsedTime(float *, event_t, event_t);
 extern int cudaLaunchHostFunc(stream_t, void (*)(void *), void *);
 extern int cudaStreamBeginCapture(stream_t, int), cudaStreamIsCapturing(stream_t, int *);
+extern int cudaStreamEndCapture(stream_t, void **), cudaStreamBeginCaptureToGraph(stream_t, void *, void *, void *, size_t, int);
+extern int cudaStreamGetCaptureInfo(stream_t, int *, unsigned long long *, void **, void ***, void **, size_t *);
+extern int cudaGraphInstantiateWithFlags(void **, void *, unsigned long long), cudaGraphLaunch(void *, stream_t);
+extern int cudaGraphDestroy(void *), cudaGraphExecDestroy(void *), cudaGraphGetNodes(void *, void **, size_t *);
+extern int cudaGraphExecUpdate(void *, void *, void *), cudaGraphNodeGetType(void *, int *);
+extern int cudaGraphNodeGetDependencies(void *, void **, void *, size_t *);
+extern int cudaUserObjectCreate(void **, void *, void (*)(void *), unsigned, unsigned);
+extern int cudaGraphRetainUserObject(void *, void *, unsigned, unsigned);
 extern void **__cudaRegisterFatBinary(void *);
 extern void __cudaRegisterFatBinaryEnd(void **);
 extern void __cudaRegisterFunction(void **, const char *, char *, const char *, int, void *, void *, void *, void *, int *);
@@ -458,10 +466,95 @@ static void streams(void) {
     launch_a(0);
 }
 
+/* Two streams, a copy, a fill and a host function: nothing happens before the launch, all of it at every launch. */
+static void graphs(void) {
+    register_kernels();
+    stream_t origin, side, other;
+    event_t fork, join, outside;
+    OK(cudaStreamCreateWithFlags(&origin, 1));
+    OK(cudaStreamCreateWithFlags(&side, 1));
+    OK(cudaStreamCreateWithFlags(&other, 1));
+    OK(cudaEventCreate(&fork));
+    OK(cudaEventCreate(&join));
+    OK(cudaEventCreate(&outside));
+    OK(cudaEventRecord(outside, other));
+    char *memory, host[4] = "abc";
+    OK(cudaMalloc((void **)&memory, 64));
+    int number = 0, status = 7;
+    OK(cudaStreamBeginCapture(origin, 2));
+    CHECK(cudaStreamBeginCapture(origin, 2) == 401);
+    launch_a(origin);
+    OK(cudaEventRecord(fork, origin));
+    OK(cudaStreamWaitEvent(side, fork, 0));
+    OK(cudaMemcpyAsync(memory, host, 4, H2D, side));
+    OK(cudaMemsetAsync(memory + 8, 9, 4, origin));
+    OK(cudaEventRecord(join, side));
+    CHECK(cudaEventQuery(join) == 907 && cudaEventSynchronize(join) == 907);
+    OK(cudaStreamIsCapturing(side, &status));
+    CHECK(status == 1);
+    OK(cudaStreamWaitEvent(origin, join, 0));
+    unsigned long long id = 0;
+    void **before, *nodes[8], *node_before[8];
+    size_t count = 0;
+    OK(cudaStreamGetCaptureInfo(origin, &status, &id, 0, &before, 0, &count));
+    CHECK(status == 1 && id == 1 && count == 2);
+    OK(cudaLaunchHostFunc(origin, count_up, &number));
+    OK(prism_marker(2, origin));
+    launch_a(other);
+    void *graph, *executable, *second, *object;
+    CHECK(cudaStreamEndCapture(side, &graph) == 903);
+    OK(cudaStreamEndCapture(origin, &graph));
+    CHECK(cudaStreamEndCapture(origin, &second) == 401 && second == 0);
+    CHECK(number == 0 && memory[0] == 0 && memory[8] == 0);
+    OK(cudaGraphGetNodes(graph, 0, &count));
+    CHECK(count == 4);
+    OK(cudaGraphGetNodes(graph, nodes, &count));
+    static const int types[] = {0, 1, 2, 3};
+    for (int i = 0; i < 4; i++) {
+        int type;
+        OK(cudaGraphNodeGetType(nodes[i], &type));
+        CHECK(type == types[i]);
+    }
+    count = 8;
+    OK(cudaGraphNodeGetDependencies(nodes[3], node_before, 0, &count));
+    CHECK(count == 2 && node_before[0] == nodes[1] && node_before[1] == nodes[2]);
+    OK(cudaGraphInstantiateWithFlags(&executable, graph, 0));
+    int freed = 0;
+    OK(cudaUserObjectCreate(&object, &freed, count_up, 1, 0));
+    OK(cudaGraphRetainUserObject(graph, object, 1, 1));
+    OK(cudaGraphDestroy(graph));
+    CHECK(freed == 1 && cudaGraphDestroy(graph) == 1);
+    OK(cudaGraphLaunch(executable, other));
+    CHECK(number == 1 && memory[0] == 'a' && memory[8] == 9);
+    strcpy(host, "xyz");
+    OK(cudaGraphLaunch(executable, other));
+    CHECK(number == 2 && memory[0] == 'x');
+    /* A graph of another shape is no update; one of the same shape is. */
+    OK(cudaStreamBeginCapture(origin, 2));
+    launch_a(origin);
+    OK(cudaStreamEndCapture(origin, &second));
+    CHECK(cudaGraphExecUpdate(executable, second, 0) == 910);
+    OK(cudaGraphExecDestroy(executable));
+    CHECK(cudaGraphLaunch(executable, other) == 1);
+    /* Mistakes. */
+    CHECK(cudaStreamBeginCapture(0, 0) == 900);
+    OK(cudaStreamBeginCapture(origin, 0));
+    CHECK(cudaStreamSynchronize(origin) == 900 && cudaStreamEndCapture(origin, &second) == 901);
+    OK(cudaStreamBeginCapture(origin, 0));
+    CHECK(cudaStreamWaitEvent(origin, outside, 0) == 905 && cudaStreamEndCapture(origin, &second) == 901);
+    OK(cudaStreamBeginCapture(origin, 0));
+    OK(cudaEventRecord(fork, origin));
+    OK(cudaStreamWaitEvent(side, fork, 0));
+    launch_a(side);
+    CHECK(cudaStreamEndCapture(origin, &second) == 904);
+    OK(cudaStreamIsCapturing(side, &status));
+    CHECK(status == 0);
+}
+
 static void unsupported(void) {
     int count;
     OK(cudaGetDeviceCount(&count));
-    CHECK(cudaStreamBeginCapture(0, 0) == 801 && cudaStreamBeginCapture(0, 0) == 801);
+    CHECK(cudaStreamBeginCaptureToGraph(0, 0, 0, 0, 0, 0) == 801 && cudaStreamBeginCaptureToGraph(0, 0, 0, 0, 0, 0) == 801);
     CHECK(prism_unsupported_call("cufftPlan1d") == -1);
 }
 
@@ -528,6 +621,7 @@ int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } SCENARIOS[] = {
         {"inert", inert}, {"no_engine", no_engine}, {"records", records}, {"memory", memory},
         {"virtual_memory", virtual_memory}, {"clocks", clocks}, {"streams", streams}, {"unsupported", unsupported},
+        {"graphs", graphs},
         {"forked", forked}, {"exiting", exiting}, {"handover", handover}, {"speed", speed},
     };
     if (argc == 2 && strcmp(argv[1], "functions") == 0) return fputs(prism_cuda_functions(), stdout) < 0;

@@ -8,7 +8,7 @@ use crate::group::{self, Message, Pending};
 use crate::guard::{Failure, Outcome, tell};
 use crate::notes::{self, Fate, Tier};
 use crate::session::{self, Session};
-use crate::values::{MAX_MIRRORED_BYTES, Payload};
+use crate::values::Payload;
 use crate::{config, guard, passthrough, staged};
 use core::ffi::c_int;
 use prism_wire::control::{KIND_RECEIVE, UNIQUE_ID_BYTES, UNIQUE_ID_LOCAL_MAGIC};
@@ -285,7 +285,7 @@ pub(crate) fn fill(session: &Session, comm: Comm, payload: &Payload) {
         return tell_received(session, payload, (payload.recv, bytes), (0, 0), RECEIVED_NOTHING);
     }
     let (to, from) = ((payload.recv, extent.recv), (payload.send, extent.send));
-    if extent.recv.max(extent.send) > MAX_MIRRORED_BYTES {
+    if !payload.is_small() {
         tell_received(session, payload, to, from, RECEIVED_NOTHING);
         return notes::count(session, comm, Fate::TooLarge, payload.kind);
     }

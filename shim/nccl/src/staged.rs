@@ -5,7 +5,7 @@ use crate::comm::{Comm, PreMul, Scalar};
 use crate::guard;
 use crate::notes::{self, Fate};
 use crate::session::Session;
-use crate::values::{MAX_MIRRORED_BYTES, Payload};
+use crate::values::Payload;
 use core::ffi::c_void;
 use prism_wire::device::SessionTable;
 
@@ -21,7 +21,7 @@ pub(crate) fn attach(session: &Session, table: &'static SessionTable, comm: Comm
     if extent.recv == 0 {
         return;
     }
-    if extent.recv.max(extent.send) > MAX_MIRRORED_BYTES {
+    if !payload.is_small() {
         return notes::count(session, comm, Fate::TooLarge, payload.kind);
     }
     let staged = Box::into_raw(Box::new(Staged { payload: *payload, table }));

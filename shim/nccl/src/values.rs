@@ -11,6 +11,8 @@ use prism_wire::message::{CollectiveKind, DataType, ReduceOp};
 
 /// Larger payloads are left alone: values that steer a program are small.
 pub(crate) const MAX_MIRRORED_BYTES: u64 = 1 << 20;
+/// The same for integers: one's own sizes and pickled objects in place of those of thousands of peers.
+const MAX_MIRRORED_INTEGER_BYTES: u64 = 1 << 24;
 
 /// A collective's buffers and what to do with them.
 #[derive(Clone, Copy, Debug)]
@@ -72,6 +74,22 @@ impl Payload {
             CollectiveKind::Broadcast | CollectiveKind::Scatter => self.count.saturating_mul(self.dtype.size_bytes()),
             _ => self.extent().recv,
         }
+    }
+
+    /// Is it small enough to be mirrored?
+    pub(crate) fn is_small(&self) -> bool {
+        let Extent { send, recv } = self.extent();
+        let is_integer = !matches!(
+            self.dtype,
+            DataType::Float16
+                | DataType::Float32
+                | DataType::Float64
+                | DataType::Bfloat16
+                | DataType::Float8e4m3
+                | DataType::Float8e5m2
+                | DataType::Tf32
+        );
+        send.max(recv) <= if is_integer { MAX_MIRRORED_INTEGER_BYTES } else { MAX_MIRRORED_BYTES }
     }
 
     /// Fills the receive buffer.

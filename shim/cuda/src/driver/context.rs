@@ -4,6 +4,7 @@ use crate::abi::{Error, Outcome};
 use crate::device::CUDA_VERSION;
 use crate::export::{exports, put, put_optional, refused};
 use crate::runtime::device::{by_bus_address, enable_peer, put_text};
+use crate::runtime::device::{limit, set_limit};
 use crate::runtime::{error, pool};
 use crate::{device, driver, memory, session, stream};
 use std::cell::RefCell;
@@ -61,6 +62,8 @@ exports! { driver, FUNCTIONS:
         session::get()?;
         if flags == 0 { Ok(()) } else { Err(Error::INVALID_VALUE) }
     };
+    cuCtxGetLimit(value: *mut usize, number: c_int) => { device::profile()?; put(value, limit(number)?) };
+    cuCtxSetLimit(number: c_int, value: usize) => { device::profile()?; set_limit(number, value) };
     cuDriverGetVersion(version: *mut c_int) => put(version, CUDA_VERSION);
     cuDeviceGet(device: *mut c_int, ordinal: c_int) => put(device, device::check(ordinal)?);
     cuDeviceGetCount(count: *mut c_int) => put(count, device::profile()?.count);

@@ -1,9 +1,10 @@
 //! Streams and events.
 
 use crate::export::{exports, put, refused};
+use crate::runtime::graph::{self, CaptureInfo};
 use crate::runtime::stream::{exchange_mode, host_function};
 use crate::{device, event, session, stream};
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
 type HostFunction = unsafe extern "C" fn(*mut c_void);
 
@@ -19,7 +20,16 @@ exports! { driver, FUNCTIONS:
     cuStreamGetFlags(stream: *mut c_void, flags: *mut c_uint) => put(flags, stream::get(stream)?.flags);
     cuStreamGetCtx(stream: *mut c_void, context: *mut *mut c_void) =>
         put(context, device::retain_context(stream::get(stream)?.device)?);
-    cuStreamIsCapturing(_stream: *mut c_void, status: *mut c_int) => { session::get()?; put(status, 0) };
+    cuStreamBeginCapture_v2(stream: *mut c_void, mode: c_int) => graph::begin(stream, mode);
+    cuStreamEndCapture(stream: *mut c_void, result: *mut *mut c_void) => graph::end(stream, result);
+    cuStreamIsCapturing(stream: *mut c_void, result: *mut c_int) => put(result, graph::status(stream)?);
+    cuStreamGetCaptureInfo_v3(
+        stream: *mut c_void, status: *mut c_int, id: *mut c_ulonglong, graph: *mut *mut c_void,
+        dependencies: *mut *const *mut c_void, edges: *mut *const c_void, count: *mut usize,
+    ) => graph::capture_info(stream, CaptureInfo { status, id, graph, dependencies, edges, count });
+    cuGraphInstantiateWithFlags(result: *mut *mut c_void, handle: *mut c_void, _flags: c_ulonglong) =>
+        graph::instantiate(result, handle);
+    cuGraphLaunch(executable: *mut c_void, stream: *mut c_void) => graph::launch(executable, stream);
     cuThreadExchangeStreamCaptureMode(mode: *mut c_int) => { session::get()?; exchange_mode(mode) };
     cuLaunchHostFunc(stream: *mut c_void, function: Option<HostFunction>, data: *mut c_void) =>
         host_function(stream, function, data);
@@ -42,9 +52,4 @@ refused! { driver, REFUSED:
     cuStreamWaitValue32_v2,
     cuStreamWaitValue64_v2,
     cuStreamBatchMemOp_v2,
-    cuStreamBeginCapture_v2,
-    cuStreamEndCapture,
-    cuStreamGetCaptureInfo_v3,
-    cuGraphLaunch,
-    cuGraphInstantiateWithFlags,
 }

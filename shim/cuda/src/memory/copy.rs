@@ -5,8 +5,9 @@
 
 use super::{contains, discard, host_range, is_device};
 use crate::abi::{Error, Outcome};
+use crate::capture::Effect;
 use crate::session::HostCost;
-use crate::{device, handoff, stream, values};
+use crate::{capture, device, handoff, stream, values};
 use prism_wire::message::{CopyDirection, Record, RecordKind};
 use std::ffi::{c_int, c_void};
 use std::fs::File;
@@ -93,34 +94,35 @@ pub(crate) unsafe fn copy_2d(rows: &Copy2d, stream: *const c_void, is_async: boo
     check(rows.to, extent(rows.to_pitch)?)?;
     check(rows.from, extent(rows.from_pitch)?)?;
     let direction = direction(rows.to, rows.from);
-    if direction == CopyDirection::DeviceToDevice && rows.height == 1 {
-        copy_device(rows.to as usize, rows.from as usize, rows.width);
-    } else {
-        for row in 0..rows.height {
-            // SAFETY: device ranges were checked, host ranges are the caller's; rows may overlap like memmove's.
-            unsafe {
-                let from = rows.from.byte_add(row * rows.from_pitch);
-                let to = rows.to.byte_add(row * rows.to_pitch);
-                std::ptr::copy(from.cast::<u8>(), to.cast::<u8>(), rows.width);
-            }
-        }
+    let stream_id = stream::id(stream);
+    let is_captured = capture::is_capturing(stream_id);
+    if is_captured && !is_async {
+        capture::invalidate(stream_id);
+        return Err(Error::CAPTURE_UNSUPPORTED);
     }
-    track(rows, direction);
+    if !is_captured {
+        // SAFETY: device ranges were checked, host ranges are the caller's.
+        unsafe { move_bytes_of(rows, direction) };
+        track(rows, direction);
+    }
     let pinned = match direction {
         CopyDirection::HostToDevice => host_range(rows.from).is_some(),
         CopyDirection::DeviceToHost => host_range(rows.to).is_some(),
         _ => false,
     };
-    let stream = stream::id(stream);
     let record = Record {
         kind: RecordKind::Memcpy as u16,
-        stream,
+        stream: stream_id,
         a: (rows.width * rows.height) as u64,
         b: direction as u64,
         c: u64::from(pinned),
         ..Record::default()
     };
-    session.append(record, session.config.host.cost(HostCost::Memcpy)).map_err(|()| Error::UNKNOWN)?;
+    let issue = || session.append(record, session.config.host.cost(HostCost::Memcpy)).map_err(|()| Error::UNKNOWN);
+    if is_captured {
+        return capture::with_effect(Effect::Copy(rows.into()), issue);
+    }
+    issue()?;
     let waits = match direction {
         CopyDirection::DeviceToDevice => false,
         // The host cannot go on before pageable memory has been written.
@@ -128,7 +130,7 @@ pub(crate) unsafe fn copy_2d(rows: &Copy2d, stream: *const c_void, is_async: boo
         CopyDirection::HostToDevice | CopyDirection::HostToHost => !is_async,
     };
     if waits {
-        return stream::synchronize_id(stream);
+        return stream::synchronize_id(stream_id);
     }
     handoff::point();
     Ok(())
@@ -147,6 +149,38 @@ fn track(rows: &Copy2d, direction: CopyDirection) {
             for row in 0..rows.height {
                 values::copied(to + row * rows.to_pitch, from + row * rows.from_pitch, rows.width);
             }
+        }
+    }
+}
+
+/// Moves the bytes of a copy that was captured, at a launch of its graph.
+///
+/// # Safety
+/// Host ranges must be valid for the copy.
+pub(crate) unsafe fn move_rows(rows: &Copy2d) -> Outcome {
+    let extent = |pitch: usize| pitch * (rows.height - 1) + rows.width;
+    check(rows.to, extent(rows.to_pitch))?;
+    check(rows.from, extent(rows.from_pitch))?;
+    let direction = direction(rows.to, rows.from);
+    // SAFETY: device ranges were checked, host ranges are the caller's.
+    unsafe { move_bytes_of(rows, direction) };
+    track(rows, direction);
+    Ok(())
+}
+
+/// # Safety
+/// All ranges must be valid.
+unsafe fn move_bytes_of(rows: &Copy2d, direction: CopyDirection) {
+    if direction == CopyDirection::DeviceToDevice && rows.height == 1 {
+        copy_device(rows.to as usize, rows.from as usize, rows.width);
+        return;
+    }
+    for row in 0..rows.height {
+        // SAFETY: the contract of this function; rows may overlap like memmove's.
+        unsafe {
+            let from = rows.from.byte_add(row * rows.from_pitch);
+            let to = rows.to.byte_add(row * rows.to_pitch);
+            std::ptr::copy(from.cast::<u8>(), to.cast::<u8>(), rows.width);
         }
     }
 }
@@ -181,13 +215,31 @@ pub(crate) fn fill_2d(
         return Err(Error::INVALID_VALUE);
     }
     check(to, extent)?;
+    let stream = stream::id(stream);
+    let record = Record { kind: RecordKind::Memset as u16, stream, a: (width * height) as u64, ..Record::default() };
+    let issue = || session.append(record, session.config.host.cost(HostCost::Memcpy)).map_err(|()| Error::UNKNOWN);
+    if capture::is_capturing(stream) {
+        return capture::with_effect(Effect::Fill { to: to as usize, pitch, value, unit, width, height }, issue);
+    }
+    fill_rows(to, pitch, value, unit, width, height)?;
+    issue()
+}
+
+/// Sets the bytes of a fill: now, or at a launch of the graph it was captured in.
+pub(crate) fn fill_rows(
+    to: *mut c_void,
+    pitch: usize,
+    value: u32,
+    unit: usize,
+    width: usize,
+    height: usize,
+) -> Outcome {
+    check(to, pitch * (height - 1) + width)?;
     for row in 0..height {
         fill_row(to as usize + row * pitch, value, unit, width);
         values::filled(to as usize + row * pitch, width);
     }
-    let stream = stream::id(stream);
-    let record = Record { kind: RecordKind::Memset as u16, stream, a: (width * height) as u64, ..Record::default() };
-    session.append(record, session.config.host.cost(HostCost::Memcpy)).map_err(|()| Error::UNKNOWN)
+    Ok(())
 }
 
 fn fill_row(address: usize, value: u32, unit: usize, bytes: usize) {

@@ -9,7 +9,7 @@ mod heap;
 mod host;
 mod vmm;
 
-pub(crate) use copy::{Copy2d, copy, copy_2d, fill, fill_2d};
+pub(crate) use copy::{Copy2d, copy, copy_2d, fill, fill_2d, fill_rows, move_rows};
 pub(crate) use host::{alloc_host, free_host, host_range, register_host, unregister_host};
 pub(crate) use vmm::{
     address_free, address_reserve, create, granularity, map, properties_of_handle, release, retain, set_access, unmap,

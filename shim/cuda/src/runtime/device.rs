@@ -15,13 +15,15 @@ static LIMITS: Mutex<BTreeMap<c_int, usize>> = Mutex::new(BTreeMap::new());
 /// Defaults of `cudaLimit`: stack, printf buffer, heap, sync depth, pending launches, L2 fetch, persisting L2.
 const LIMIT_DEFAULTS: [usize; 7] = [1_024, 6_848_512, 8 << 20, 2, 2_048, 64, 0];
 
-fn limit(number: c_int) -> Result<usize, Error> {
+/// A limit of the device, as set or by default.
+pub(crate) fn limit(number: c_int) -> Result<usize, Error> {
     let default = usize::try_from(number).ok().and_then(|index| LIMIT_DEFAULTS.get(index));
     let limits = LIMITS.lock().unwrap_or_else(PoisonError::into_inner);
     limits.get(&number).or(default).copied().ok_or(Error(215))
 }
 
-fn set_limit(number: c_int, value: usize) -> Outcome {
+/// Sets a limit. Nothing that is emulated depends on one.
+pub(crate) fn set_limit(number: c_int, value: usize) -> Outcome {
     limit(number)?;
     LIMITS.lock().unwrap_or_else(PoisonError::into_inner).insert(number, value);
     Ok(())

@@ -1,13 +1,11 @@
-//! Streams, host functions on them, and the capture calls that have an answer while nothing is captured.
+//! Streams, host functions on them, and the capture mode of threads.
 
 use crate::abi::{Error, Outcome};
-use crate::export::{exports, put, put_optional};
-use crate::{device, event, session, stream};
+use crate::export::{exports, put};
+use crate::{capture, event, session, stream};
 use std::cell::Cell;
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
-/// `cudaStreamCaptureStatusNone`.
-const NOT_CAPTURING: c_int = 0;
 /// `cudaStreamCaptureModeRelaxed`, the last mode.
 const LAST_MODE: c_int = 2;
 
@@ -26,6 +24,9 @@ type Callback = unsafe extern "C" fn(*mut c_void, c_int, *mut c_void);
 /// `function` must be callable with `data`.
 pub(crate) unsafe fn host_function(stream: *mut c_void, function: Option<HostFunction>, data: *mut c_void) -> Outcome {
     let function = function.ok_or(Error::INVALID_VALUE)?;
+    if capture::is_active() && capture::take_host(stream::checked_id(stream)?, (function, data as usize)) {
+        return Ok(());
+    }
     stream::synchronize(stream)?;
     // SAFETY: the contract of this function.
     unsafe { function(data) };
@@ -73,19 +74,5 @@ exports! { runtime, FUNCTIONS:
         callback(stream, function, data, flags);
     cudaLaunchHostFunc(stream: *mut c_void, function: Option<HostFunction>, data: *mut c_void) =>
         host_function(stream, function, data);
-    cudaStreamIsCapturing(_stream: *mut c_void, status: *mut c_int) => { session::get()?; put(status, NOT_CAPTURING) };
-    cudaStreamGetCaptureInfo(
-        _stream: *mut c_void, status: *mut c_int, id: *mut c_ulonglong, graph: *mut *mut c_void,
-        dependencies: *mut *const c_void, edges: *mut *const c_void, count: *mut usize,
-    ) => {
-        device::profile()?;
-        put(status, NOT_CAPTURING)?;
-        put_optional(id, 0);
-        put_optional(graph, std::ptr::null_mut());
-        put_optional(dependencies, std::ptr::null());
-        put_optional(edges, std::ptr::null());
-        put_optional(count, 0);
-        Ok(())
-    };
     cudaThreadExchangeStreamCaptureMode(mode: *mut c_int) => { session::get()?; exchange_mode(mode) };
 }
