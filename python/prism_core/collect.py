@@ -21,6 +21,7 @@ from prism_core.command import ProgramCommand, check_world_size, parse_command
 from prism_core.config import CollectConfig, Device, parse_device, parse_ranks
 from prism_core.environment import Placement
 from prism_core.errors import ConfigError, SessionError
+from prism_core.kernels import read_tables
 from prism_core.launch import RankGroup, Seat, await_engine, failure_of
 from prism_core.nccl import with_environment
 from prism_core.roles import Distinction, Positions, RoleFinder, Roles, distinctions
@@ -88,8 +89,16 @@ class _Room:
 
 
 @contextmanager
-def _open_room(rank: int, world_size: int, device: Device, published: dict[bytes, bytes]) -> Iterator[_Room]:
-    options = {"mode": "collect", "world_size": world_size, "live": [rank], "profile": device.profile}
+def _open_room(
+    rank: int, world_size: int, device: Device, kernels: Sequence[str], published: dict[bytes, bytes]
+) -> Iterator[_Room]:
+    options = {
+        "mode": "collect",
+        "world_size": world_size,
+        "live": [rank],
+        "profile": device.profile,
+        "kernels": list(kernels),
+    }
     session = _native.Session(json.dumps(options))
     with (
         tempfile.TemporaryDirectory(prefix="prism-") as folder,
@@ -117,6 +126,7 @@ class _Collector:
         self._device = device
         self._program = program
         self._gpus_per_node = device.gpus_per_node
+        self._kernels = read_tables(config.kernels)
         self._logs = (config.run_folder or config.output.with_suffix(".logs")).absolute()
         self._store_notes: dict[tuple[str, str], dict[str, str]] = {}
         self._published: dict[bytes, bytes] = {}
@@ -161,7 +171,7 @@ class _Collector:
 
             def seat_of(rank: int) -> Seat:
                 rooms[rank] = stack.enter_context(
-                    _open_room(rank, self._config.world_size, self._device, self._published)
+                    _open_room(rank, self._config.world_size, self._device, self._kernels, self._published)
                 )
                 return rooms[rank].seat
 
@@ -213,6 +223,7 @@ class _Collector:
         return {
             "command": shlex.join(self._config.command),
             "device": self._config.device,
+            "kernels": json.dumps(self._kernels),
             "iterations": str(max(rank["iterations"] for rank in self._ranks.values())),
             "profile": self._device.profile,
             "ranks_run": str(num_run),

@@ -122,6 +122,8 @@ class CollectConfig:
     seed: int = 0
     #: Processes at a time; 0 = one per CPU.
     jobs: int = 0
+    #: Kernel tables: durations that need no model. The first that knows a kernel holds.
+    kernels: Sequence[Path] = ()
     #: Where logs go; default: beside the output.
     run_folder: Path | None = None
     echo: bool = False
@@ -139,4 +141,6 @@ class EmulateConfig:
     perturb: Perturb | None = None
     #: Default: the device the graph was collected on.
     device: str | None = None
+    #: Kernel tables of the sandbox ranks. Default: those the graph was collected with.
+    kernels: Sequence[Path] = ()
     echo: bool = True

@@ -3,7 +3,9 @@
 use crate::error::{ConfigError, from_json, from_session};
 use crate::graph::{Graph, Recording};
 use crate::replay::{perturb_of, profile_of, slow_of};
+use prism_engine::cost::kernels::KernelTable;
 use prism_engine::hybrid::{self, SessionMode, SessionOptions};
+use prism_engine::profile::Profile;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use serde_json::Value;
@@ -30,10 +32,25 @@ fn options_of(options: &Value, graph: Option<&prism_engine::graph::Graph>) -> Py
         mode,
         world_size,
         perturb: perturb_of(options, world_size, &profile)?,
+        kernels: kernels_of(options, &profile)?,
         profile,
         live: serde_json::from_value(live).map_err(|error| from_json("live", &error))?,
         slow: slow_of(options)?,
     })
+}
+
+/// `kernels`: texts of kernel tables, the first that knows a kernel holds.
+fn kernels_of(options: &Value, profile: &Profile) -> PyResult<KernelTable> {
+    let texts: Vec<String> = match options.get("kernels") {
+        None | Some(Value::Null) => Vec::new(),
+        Some(texts) => serde_json::from_value(texts.clone()).map_err(|error| from_json("kernels", &error))?,
+    };
+    let mut table = KernelTable::default();
+    for text in texts {
+        let next = KernelTable::of_device(&text, &profile.device.name);
+        table.extend(next.map_err(|error| ConfigError::new_err(error.to_string()))?);
+    }
+    Ok(table)
 }
 
 fn text(key: &[u8]) -> PyResult<&str> {
@@ -43,7 +60,7 @@ fn text(key: &[u8]) -> PyResult<&str> {
 #[pymethods]
 impl Session {
     /// `options_json`: `mode` (collect or emulate), `world_size`, `profile` (TOML text), `live` (ranks), `slow`,
-    /// `perturb` (TOML text, only to emulate).
+    /// `kernels` (texts of kernel tables), `perturb` (TOML text, only to emulate).
     #[new]
     #[pyo3(signature = (options_json, graph=None))]
     fn new(py: Python<'_>, options_json: &str, graph: Option<PyRef<'_, Graph>>) -> PyResult<Self> {

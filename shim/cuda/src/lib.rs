@@ -22,6 +22,7 @@
 mod abi;
 mod clock;
 mod config;
+mod demangle;
 mod device;
 mod driver;
 mod event;

@@ -20,6 +20,7 @@ mod waiting;
 pub use session::Session;
 pub use summary::{CommInfo, CommunicatorSummary, RankStatus, RankSummary, RecordingInfo, Status, Summary};
 
+use crate::cost::kernels::KernelTable;
 use crate::graph::Graph;
 use crate::perturb::Perturbations;
 use crate::profile::Profile;
@@ -45,6 +46,8 @@ pub struct SessionOptions {
     pub world_size: u32,
     /// Device and cluster to emulate.
     pub profile: Profile,
+    /// Durations of live ranks' kernels that need no model.
+    pub kernels: KernelTable,
     /// Ranks that run for real.
     pub live: Vec<u32>,
     /// Slow-down of the compute of single ranks (1.3 = 30 % longer).

@@ -4,7 +4,8 @@ use super::identity::{CommKey, IdentityTable, parse_key};
 use super::nccl_memory::{self, Uses};
 use super::recorder::Recorder;
 use super::translate::Names;
-use crate::graph::op::OpKind;
+use crate::cost::names::Family;
+use crate::graph::op::{OpKind, Provenance};
 use crate::ids::{NameId, SlotId};
 use crate::profile::Profile;
 use crate::slice::recording::{CommOrigin, ProcessGroup, RankRecording, RecordedComm};
@@ -77,6 +78,8 @@ pub(crate) struct Process {
     pub(crate) num_records: u64,
     pub(crate) num_iterations: u32,
     pub(crate) last_op: Option<OpKind>,
+    /// Device time of its computations by family and by what it rests on, at full speed.
+    pub(crate) compute_time: BTreeMap<(Family, Provenance), SimTime>,
     pub(crate) notes: BTreeMap<String, u64>,
     pub(crate) unsupported: BTreeMap<String, u64>,
 }
@@ -106,6 +109,7 @@ impl Process {
             num_records: 0,
             num_iterations: 0,
             last_op: None,
+            compute_time: BTreeMap::new(),
             notes: BTreeMap::new(),
             unsupported: BTreeMap::new(),
         }
@@ -274,6 +278,10 @@ impl Names for ProcessNames<'_> {
 
     fn builtin(&mut self, text: &'static str) -> NameId {
         intern(self.interner, text)
+    }
+
+    fn text(&self, name: NameId) -> &str {
+        self.interner.get_index(name.index()).map_or("", String::as_str)
     }
 
     fn slot(&self, comm_id: u32) -> Option<SlotId> {
