@@ -1,5 +1,6 @@
 //! One collect or emulate run.
 
+use crate::cost::table_of;
 use crate::error::{ConfigError, from_json, from_session};
 use crate::graph::{Graph, Recording};
 use crate::replay::{perturb_of, profile_of, slow_of};
@@ -45,12 +46,7 @@ fn kernels_of(options: &Value, profile: &Profile) -> PyResult<KernelTable> {
         None | Some(Value::Null) => Vec::new(),
         Some(texts) => serde_json::from_value(texts.clone()).map_err(|error| from_json("kernels", &error))?,
     };
-    let mut table = KernelTable::default();
-    for text in texts {
-        let next = KernelTable::of_device(&text, &profile.device.name);
-        table.extend(next.map_err(|error| ConfigError::new_err(error.to_string()))?);
-    }
-    Ok(table)
+    table_of(&texts, profile)
 }
 
 fn text(key: &[u8]) -> PyResult<&str> {

@@ -38,6 +38,10 @@ pub enum ControlKind {
     /// How long a collective would take if all members came at once. Payload: `comm_id: u32, f: u32, root: u32,
     /// count: u64` (`f` and the count as in [`crate::message::RecordKind::Collective`]). Answer: `ns: u64`.
     CommEstimate = 10,
+    /// When the ops that carried a correlation id ran, of those that are over and have not been told yet. Payload: empty.
+    /// Answer: `left: u64` (how many more there are), then entries of [`TIMELINE_ENTRY_BYTES`]: `correlation: u32,
+    /// reserved: u32, start_ns: i64, end_ns: i64` in virtual time since the process connected.
+    Timeline = 32,
     /// Answer only: the request was refused. Payload: text.
     Refused = 255,
 }
@@ -58,12 +62,16 @@ impl ControlKind {
             K::CommMembers,
             K::CommMemory,
             K::CommEstimate,
+            K::Timeline,
             K::Refused,
         ]
         .into_iter()
         .find(|kind| *kind as u32 == value)
     }
 }
+
+/// Size of an entry of a [`ControlKind::Timeline`] answer.
+pub const TIMELINE_ENTRY_BYTES: usize = 24;
 
 /// Size of an NCCL unique id in bytes (nccl.h).
 pub const UNIQUE_ID_BYTES: usize = 128;

@@ -1,6 +1,7 @@
 //! The process's one connection to the engine. Nothing happens before the first call that needs a device.
 
 use crate::config::Config;
+use crate::libs::cupti::{collector, tsc};
 use crate::{clock, handoff, real};
 use prism_wire::client::{Client, ControlError};
 use prism_wire::control::{ControlKind, ENV_RANK, ENV_SESSION, ENV_WORLD_SIZE};
@@ -139,6 +140,7 @@ fn env_number(name: &str) -> Result<u32, String> {
 
 extern "C" fn after_fork() {
     STATE.store(FORKED, Ordering::Release);
+    tsc::after_fork();
 }
 
 extern "C" fn at_exit() {
@@ -199,6 +201,12 @@ pub(crate) fn host_cost(cost: HostCost) -> i64 {
     get().map_or(0, |session| session.config.host.cost(cost))
 }
 
+/// The text of a name id.
+pub(crate) fn name_text(id: u32) -> Option<String> {
+    let names = get().ok()?.names.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    names.iter().find(|(_, known)| **known == id).map(|(text, _)| text.clone())
+}
+
 impl Session {
     /// See [`append`].
     #[inline]
@@ -206,6 +214,9 @@ impl Session {
         clock::set_driver();
         clock::forget_reads();
         record.host_ns = clock::charge(host_cost_ns);
+        if collector::is_on() {
+            collector::note(&mut record, host_cost_ns, 0);
+        }
         // `Client::append` reads no clock, so the hot path can do without `clock::inside`.
         self.client.append(&record).map_err(|error| lost(&error.to_string()))
     }
@@ -233,6 +244,9 @@ impl Session {
         }
         if drives {
             clock::advance_to(reply.host_ns);
+            if collector::is_on() {
+                collector::note_query(&record);
+            }
         }
         Some(reply)
     }

@@ -170,7 +170,7 @@ struct Product {
 impl Product {
     fn new([m, n]: [u64; 2], k: u64, batch: u64, input: DataType, compute: DataType) -> Self {
         let arithmetic = match (input, compute) {
-            (DataType::Float32, DataType::Tf32) => DataType::Tf32,
+            (DataType::Float32, DataType::Tf32) | (DataType::Tf32, _) => DataType::Tf32,
             (DataType::Float8e5m2, _) => DataType::Float8e4m3,
             (input, _) => input,
         };
@@ -246,7 +246,7 @@ impl KernelTable {
         for (row, entry) in text.operator.into_iter().enumerate() {
             let problem = |problem| KernelTableError::Row { table: "operator", row: row + 1, problem };
             let known = (time(entry.ns).map_err(problem)?, provenance);
-            let input = data_type(&entry.input).ok_or_else(|| problem(NO_TYPE))?;
+            let input = DataType::from_short_name(&entry.input).ok_or_else(|| problem(NO_TYPE))?;
             table.operators.entry((entry.name, entry.flop, input)).or_insert(known);
             table.num_rows += 1;
         }
@@ -276,9 +276,9 @@ impl KernelTable {
 
     fn add_gemm(&mut self, row: &GemmRow, provenance: Provenance) -> Result<(), &'static str> {
         let known = (time(row.ns)?, provenance);
-        let input = data_type(&row.input).ok_or(NO_TYPE)?;
+        let input = DataType::from_short_name(&row.input).ok_or(NO_TYPE)?;
         let compute = match &row.compute {
-            Some(name) => data_type(name).ok_or(NO_TYPE)?,
+            Some(name) => DataType::from_short_name(name).ok_or(NO_TYPE)?,
             None => input,
         };
         let product = Product::new([row.m, row.n], row.k, row.batch, input, compute);
@@ -351,19 +351,6 @@ impl NamedRows {
 }
 
 const NO_TYPE: &str = "the type is none of bf16, fp16, fp32, tf32, fp64, fp8, int8";
-
-fn data_type(name: &str) -> Option<DataType> {
-    Some(match name {
-        "bf16" => DataType::Bfloat16,
-        "fp16" => DataType::Float16,
-        "fp32" => DataType::Float32,
-        "tf32" => DataType::Tf32,
-        "fp64" => DataType::Float64,
-        "fp8" => DataType::Float8e4m3,
-        "int8" => DataType::Int8,
-        _ => return None,
-    })
-}
 
 /// Longest duration a row may have: an hour.
 const LONGEST_NS: f64 = 3.6e12;

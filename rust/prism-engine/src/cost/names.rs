@@ -31,7 +31,10 @@ pub enum Family {
 const FAMILIES: [(Family, &[&str]); 9] = [
     (Family::Attention, &["flash_fwd", "flash_bwd", "fmha", "sdpa", "attention"]),
     (Family::Optimizer, &["multi_tensor_apply", "Adam", "adam_", "lamb", "sgd_"]),
-    (Family::Normalization, &["layer_norm", "LayerNorm", "rms_norm", "RMSNorm", "batch_norm", "bn_", "GammaBeta", "norm_"]),
+    (
+        Family::Normalization,
+        &["layer_norm", "LayerNorm", "rms_norm", "RMSNorm", "batch_norm", "bn_", "GammaBeta", "norm_"],
+    ),
     (Family::Softmax, &["softmax", "SoftMax", "nll_loss", "cross_entropy"]),
     (Family::Gemm, &["gemm", "gemv", "Gemm", "cutlass", "nvjet", "cublas", "splitKreduce", "matmul"]),
     (Family::Convolution, &["conv", "winograd", "implicit_"]),
@@ -262,13 +265,16 @@ mod tests {
         let name = "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 96, 4, false, false, \
                     cutlass::bfloat16_t, pytorch_flash::Flash_kernel_traits<64, 128, 96, 4, cutlass::bfloat16_t> >, false, \
                     true, false, false, true, true, false, false>(pytorch_flash::Flash_fwd_params)";
-        let expected = LaunchModel::Attention { rows_per_block: 128, head_dim: 64, passes: 0.5, input: DataType::Bfloat16 };
+        let expected =
+            LaunchModel::Attention { rows_per_block: 128, head_dim: 64, passes: 0.5, input: DataType::Bfloat16 };
         assert_eq!(NameFacts::of(name).model, Some(expected));
     }
 
     #[test]
     fn any_text_is_a_name() {
-        for name in ["", "<", "elementwise_kernel<", "multi_tensor_apply_kernel<Metadata<9", "flash_fwd_kernel<_kernel_traits<"] {
+        for name in
+            ["", "<", "elementwise_kernel<", "multi_tensor_apply_kernel<Metadata<9", "flash_fwd_kernel<_kernel_traits<"]
+        {
             assert_eq!(NameFacts::of(name).model, None, "{name}");
         }
     }

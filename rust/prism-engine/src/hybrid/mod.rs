@@ -2,7 +2,7 @@
 //! against absent peers.
 //!
 //! [`Session`] owns the threads and sockets, `state` is the machine they feed, `waiting` has its answers, `translate` turns
-//! facts of the wire into ops, `identity` finds out which ranks a communicator has, `recorder` keeps op programs, `helper` serves other processes of a rank, `comms` answers requests about communicators, `summary` reports.
+//! facts of the wire into ops, `identity` finds out which ranks a communicator has, `recorder` keeps op programs, `helper` serves other processes of a rank, `comms` answers requests about communicators, `summary` reports, `timeline` tells a profiler when ops ran.
 
 mod comms;
 mod helper;
@@ -14,6 +14,7 @@ mod recorder;
 mod session;
 mod state;
 mod summary;
+mod timeline;
 mod translate;
 mod waiting;
 

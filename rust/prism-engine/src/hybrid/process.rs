@@ -3,6 +3,7 @@
 use super::identity::{CommKey, IdentityTable, parse_key};
 use super::nccl_memory::{self, Uses};
 use super::recorder::Recorder;
+use super::timeline::Timeline;
 use super::translate::Names;
 use crate::cost::names::Family;
 use crate::graph::op::{OpKind, Provenance};
@@ -80,6 +81,7 @@ pub(crate) struct Process {
     pub(crate) last_op: Option<OpKind>,
     /// Device time of its computations by family and by what it rests on, at full speed.
     pub(crate) compute_time: BTreeMap<(Family, Provenance), SimTime>,
+    pub(crate) timeline: Timeline,
     pub(crate) notes: BTreeMap<String, u64>,
     pub(crate) unsupported: BTreeMap<String, u64>,
 }
@@ -110,6 +112,7 @@ impl Process {
             num_iterations: 0,
             last_op: None,
             compute_time: BTreeMap::new(),
+            timeline: Timeline::default(),
             notes: BTreeMap::new(),
             unsupported: BTreeMap::new(),
         }

@@ -166,6 +166,7 @@ impl State {
                 return self.comm_members(rank, comm_id, parent, &ranks);
             }
             Request::CommMemory { comm_id } => return self.comm_memory(rank, comm_id),
+            Request::Timeline => return self.timeline(rank),
             Request::CommEstimate { comm_id, f, root, count } => {
                 return self.comm_estimate(rank, comm_id, f, root, count);
             }
@@ -267,6 +268,10 @@ impl State {
             translate::op_kind(record, kind, &mut self.durations, &mut names).map_err(|error| error.to_string())?;
         if let Some((op, family)) = op {
             self.push(rank, record, op, family)?;
+            let process = self.processes.get_mut(&rank).ok_or("unknown rank")?;
+            if process.timeline.push(record.correlation(kind)) {
+                self.sim_of(rank).follow(Rank(rank));
+            }
         }
         if kind == RecordKind::GroupEnd {
             self.sim_of(rank).close_group(Rank(rank)).map_err(|error| error.to_string())?;

@@ -74,6 +74,7 @@ pub enum Request {
     CommMembers { comm_id: u32, parent: u32, ranks: Vec<u32> },
     CommMemory { comm_id: u32 },
     CommEstimate { comm_id: u32, f: u32, root: u32, count: u64 },
+    Timeline,
 }
 
 impl Request {
@@ -142,6 +143,7 @@ impl Request {
                 out.extend(count.to_le_bytes());
                 ControlKind::CommEstimate
             }
+            Self::Timeline => ControlKind::Timeline,
         };
         (kind, out)
     }
@@ -192,6 +194,10 @@ impl Request {
                 };
                 fields.end()?;
                 request
+            }
+            ControlKind::Timeline => {
+                fields.end()?;
+                Self::Timeline
             }
             ControlKind::Refused => return Err(FrameError::NotARequest(kind)),
         })

@@ -3,8 +3,8 @@
 use super::player::{Comm, Played, Player, Stop, event_query, query, record};
 use super::programs::ddp;
 use super::stage::{Program, Stage, collect, profile, program, replayed};
-use prism_engine::graph::Graph;
 use prism_engine::cost::kernels::KernelTable;
+use prism_engine::graph::Graph;
 use prism_engine::hybrid::{Session, SessionError, SessionMode, SessionOptions, Summary};
 use prism_wire::message::{CollectiveKind, FLAG_BACKGROUND, Record, RecordKind};
 use std::sync::Arc;

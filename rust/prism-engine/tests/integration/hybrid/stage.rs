@@ -2,8 +2,8 @@
 
 use super::player::{Jitter, Played, Player, Stop};
 use super::store::{PATIENCE, Store};
-use prism_engine::graph::Graph;
 use prism_engine::cost::kernels::KernelTable;
+use prism_engine::graph::Graph;
 use prism_engine::hybrid::{Session, SessionMode, SessionOptions, Summary};
 use prism_engine::profile::Profile;
 use prism_engine::replay::{ReplayOptions, ReplayResult, replay, replay_ranks};
