@@ -12,6 +12,7 @@ import typer
 
 from prism_core import doctor as examination
 from prism_core import report as reports
+from prism_core.calibrate import Sizes, calibrate_compute
 from prism_core.collect import collect as run_collect
 from prism_core.collect import tool_version
 from prism_core.config import DEFAULT_DEVICE, CollectConfig, EmulateConfig, parse_ranks, parse_slow
@@ -21,6 +22,7 @@ from prism_core.emulate import emulate as run_emulate
 from prism_core.errors import PrismError, error_entry
 from prism_core.export import export as run_export
 from prism_core.export import export_text
+from prism_core.kernels import import_kineto_kernels, table_report
 from prism_core.messages import import_goal
 from prism_core.nccl import parse_settings
 from prism_core.replay import inspect as read_graph
@@ -39,6 +41,8 @@ app = typer.Typer(
 app.add_typer(spare_app)
 imports = typer.Typer(help="Store another tool's file in prism's own form.", no_args_is_help=True)
 app.add_typer(imports, name="import")
+calibrates = typer.Typer(help="Measure what the models rest on.", no_args_is_help=True)
+app.add_typer(calibrates, name="calibrate")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Command = Annotated[list[str], typer.Argument(help="The training program, after `--`.", metavar="-- CMD ...")]
@@ -50,6 +54,9 @@ RulesFile = Annotated[
     Path | None, typer.Option("--rules", help="Rules for values nobody computes.", metavar="FILE.toml|FILE.py")
 ]
 StrictValues = Annotated[bool, typer.Option(help="End the run at the first unknown value the host reads.")]
+Kernels = Annotated[
+    list[Path] | None, typer.Option("--kernels", help="A kernel table: durations that need no model.", metavar="FILE")
+]
 Perturb = Annotated[Path | None, typer.Option("--perturb", help="A file of perturbations.", metavar="FILE.toml")]
 
 
@@ -80,12 +87,13 @@ def collect(
     exact: Annotated[bool, typer.Option(help="Ranks exchange real values, JOBS run at a time (host device).")] = False,
     rules: RulesFile = None,
     strict_values: StrictValues = False,
+    kernels: Kernels = None,
     as_json: Json = False,
 ) -> None:
     """Build the execution graph of all ranks by running a few."""
     config = CollectConfig(
         command=command, world_size=world_size, output=output, device=device, ranks=ranks, num_verified=verify,
-        seed=seed, jobs=jobs, exact=exact, rules=rules, strict_values=strict_values,
+        seed=seed, jobs=jobs, exact=exact, rules=rules, strict_values=strict_values, kernels=kernels or (),
     )  # fmt: skip
     _say(run_collect(config), reports.collect_text, as_json)
 
@@ -145,6 +153,40 @@ def import_goal_text(
     _say(import_goal(source, output), reports.inspect_text, as_json)
 
 
+@imports.command("kineto-kernels")
+def import_kernels(
+    traces: Annotated[list[Path], typer.Argument(help="Traces of torch.profiler.", metavar="TRACE.json[.gz]...")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The table to write.", metavar="KERNELS.toml")],
+    device_name: Annotated[str | None, typer.Option(help="The device, for traces that do not name it.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a kernel table from traces of a real device."""
+    _say(import_kineto_kernels(traces, output, device_name), table_report, as_json)
+
+
+@calibrates.command("compute")
+def calibrate(
+    output: Annotated[Path, typer.Option("-o", "--output", help="The table to write.", metavar="KERNELS.toml")],
+    hidden: Annotated[int, typer.Option(min=1)] = 4096,
+    ffn: Annotated[int, typer.Option(min=1)] = 14336,
+    heads: Annotated[int, typer.Option(min=1)] = 32,
+    kv_heads: Annotated[int, typer.Option(min=1)] = 8,
+    head_dim: Annotated[int, typer.Option(min=1)] = 128,
+    vocab: Annotated[int, typer.Option(min=1)] = 128256,
+    tokens: Annotated[int, typer.Option(help="Per microbatch.", min=1)] = 8192,
+    seq: Annotated[int, typer.Option(min=1)] = 8192,
+    tp: Annotated[int, typer.Option(min=1)] = 1,
+    dtype: Annotated[list[str] | None, typer.Option(help="bf16, fp16 or fp32.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a kernel table on this machine's GPU."""
+    sizes = Sizes(
+        hidden=hidden, ffn=ffn, heads=heads, kv_heads=kv_heads, head_dim=head_dim, vocab=vocab, tokens=tokens,
+        seq=seq, tp=tp,
+    )  # fmt: skip
+    _say(calibrate_compute(output, sizes, dtype or ["bf16"]), table_report, as_json)
+
+
 @app.command()
 def export(
     graph: GraphPath,
@@ -175,13 +217,14 @@ def emulate(
     jobs: Annotated[int, typer.Option(help="Sandbox ranks that run at a time (host device); 0: all.", min=0)] = 0,
     rules: RulesFile = None,
     strict_values: StrictValues = False,
+    kernels: Kernels = None,
     as_json: Json = False,
 ) -> None:
     """Run the program as some ranks of the job, against the graph."""
     config = EmulateConfig(
         graph=graph, command=command, sandbox=parse_ranks(sandbox, open_graph(graph).world_size), output=output,
         slow=parse_slow(slow or []), perturb=perturb, device=device, jobs=jobs, rules=rules,
-        max_release_error_us=max_release_error, strict_values=strict_values,
+        max_release_error_us=max_release_error, strict_values=strict_values, kernels=kernels or (),
     )  # fmt: skip
     _say(run_emulate(config), reports.emulate_text, as_json)
 

@@ -21,6 +21,7 @@ from prism_core.command import ProgramCommand, check_world_size, parse_command
 from prism_core.config import CollectConfig, Device, parse_device, parse_ranks
 from prism_core.environment import Placement
 from prism_core.errors import ConfigError, SessionError
+from prism_core.kernels import read_tables
 from prism_core.launch import RankGroup, Seat, await_engine, failure_of, log_path
 from prism_core.nccl import with_environment
 from prism_core.published import META, PublishedValues
@@ -111,6 +112,7 @@ def _open_room(
     ranks: Sequence[int],
     world_size: int,
     device: Device,
+    kernels: Sequence[str],
     published: dict[bytes, bytes],
     variables: Mapping[str, str],
     told: PublishedValues,
@@ -120,6 +122,7 @@ def _open_room(
 ) -> Iterator[_Room]:
     options = {
         "mode": "collect", "world_size": world_size, "live": list(ranks), "profile": device.profile, "at_once": at_once,
+        "kernels": list(kernels),
     }  # fmt: skip
     session = _native.Session(json.dumps(options), values=rules)
     with (
@@ -149,6 +152,7 @@ class _Collector:
         self._device = device
         self._program = program
         self._gpus_per_node = device.gpus_per_node
+        self._kernels = read_tables(config.kernels)
         self._logs = (config.run_folder or config.output.with_suffix(".logs")).absolute()
         self._variables = program_variables(load_value_rules(config.rules), self._logs, strict=config.strict_values)
         self._store_notes: dict[tuple[str, str], dict[str, str]] = {}
@@ -205,7 +209,7 @@ class _Collector:
 
             def open_room(ranks: Sequence[int], at_once: int = 0) -> _Room:
                 room = _open_room(
-                    ranks, self._config.world_size, self._device, self._published, self._variables, self._told,
+                    ranks, self._config.world_size, self._device, self._kernels, self._published, self._variables, self._told,
                     rules=self._rules, at_once=at_once,
                 )  # fmt: skip
                 return stack.enter_context(room)
@@ -292,6 +296,7 @@ class _Collector:
         return {
             "command": shlex.join(self._config.command),
             "device": self._config.device,
+            "kernels": json.dumps(self._kernels),
             "iterations": str(max(rank["iterations"] for rank in self._ranks.values())),
             META: self._told.to_meta(),
             "profile": self._device.profile,

@@ -125,6 +125,8 @@ class CollectConfig:
     jobs: int = 0
     #: Ranks exchange real values (tier T3; host device, all ranks): `jobs` run at a time, the others wait in calls.
     exact: bool = False
+    #: Kernel tables: durations that need no model. The first that knows a kernel holds.
+    kernels: Sequence[Path] = ()
     #: Where logs go; default: beside the output.
     run_folder: Path | None = None
     echo: bool = False
@@ -150,6 +152,8 @@ class EmulateConfig:
     max_release_error_us: float = 200.0
     #: Sandbox ranks that run at a time, the others wait in their calls (host device); 0 = all.
     jobs: int = 0
+    #: Kernel tables of the sandbox ranks. Default: those the graph was collected with.
+    kernels: Sequence[Path] = ()
     echo: bool = True
     #: As for `CollectConfig`.
     rules: RulesLike | None = None

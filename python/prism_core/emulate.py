@@ -8,7 +8,7 @@ import os
 import shlex
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from prism_core.errors import (
     SessionError,
     error_entry,
 )
+from prism_core.kernels import read_tables
 from prism_core.launch import GroupResult, RankGroup, Seat, await_engine, failure_of, log_path
 from prism_core.nccl import differences, settings_of_environment, settings_of_profile, with_environment
 from prism_core.perturb import perturbation_text
@@ -75,6 +76,7 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
         "mode": "emulate",
         "world_size": graph.world_size,
         "profile": device.profile,
+        "kernels": read_tables(config.kernels) if config.kernels else _recorded_tables(config, graph.meta),
         "live": sandbox,
         "slow": slow,
         "perturb": perturb,
@@ -139,6 +141,12 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
     if failure is not None:
         raise failure
     return {**summary, **timing, "run": str(config.output)}
+
+
+def _recorded_tables(config: EmulateConfig, meta: Mapping[str, str]) -> list[str]:
+    """The kernel tables of the graph, for a sandbox on the same device."""
+    texts: list[str] = json.loads(meta.get("kernels", "[]")) if config.device is None else []
+    return texts
 
 
 def _make_run_folder(folder: Path) -> Path:

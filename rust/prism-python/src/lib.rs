@@ -3,6 +3,7 @@
 #![allow(clippy::needless_pass_by_value, reason = "pyo3 hands arguments over by value")]
 
 mod collectives;
+mod cost;
 mod diagnose;
 mod error;
 mod export;
@@ -22,6 +23,8 @@ mod _native {
     use super::build_info;
     #[pymodule_export]
     use super::collectives::{collective_completion, collective_models};
+    #[pymodule_export]
+    use super::cost::work_durations_json;
     #[pymodule_export]
     use super::diagnose::diagnose_json;
     #[pymodule_export]

@@ -1,10 +1,13 @@
 //! One collect or emulate run.
 
+use crate::cost::table_of;
 use crate::error::{ConfigError, from_json, from_session};
 use crate::graph::{Graph, Recording};
 use crate::replay::{perturb_of, profile_of, slow_of};
+use prism_engine::cost::kernels::KernelTable;
 use prism_engine::hybrid::values::{Rows, ValueCall, ValueProvider};
 use prism_engine::hybrid::{self, SessionMode, SessionOptions};
+use prism_engine::profile::Profile;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use serde_json::Value;
@@ -31,10 +34,20 @@ fn options_of(options: &Value, graph: Option<&prism_engine::graph::Graph>) -> Py
         mode,
         world_size,
         perturb: perturb_of(options, world_size, &profile)?,
+        kernels: kernels_of(options, &profile)?,
         profile,
         live: serde_json::from_value(live).map_err(|error| from_json("live", &error))?,
         slow: slow_of(options)?,
     })
+}
+
+/// `kernels`: texts of kernel tables, the first that knows a kernel holds.
+fn kernels_of(options: &Value, profile: &Profile) -> PyResult<KernelTable> {
+    let texts: Vec<String> = match options.get("kernels") {
+        None | Some(Value::Null) => Vec::new(),
+        Some(texts) => serde_json::from_value(texts.clone()).map_err(|error| from_json("kernels", &error))?,
+    };
+    table_of(&texts, profile)
 }
 
 fn text(key: &[u8]) -> PyResult<&str> {
@@ -75,7 +88,7 @@ fn at_once_of(options: &Value) -> PyResult<usize> {
 #[pymethods]
 impl Session {
     /// `options_json`: `mode` (collect or emulate), `world_size`, `profile` (TOML text), `live` (ranks), `slow`,
-    /// `perturb` (TOML text, only to emulate), `at_once` (live ranks that run at a time; the others wait in their calls).
+    /// `kernels` (texts of kernel tables), `perturb` (TOML text, only to emulate), `at_once` (live ranks that run at a time; the others wait in their calls).
     /// `values`: called with JSON of each call that virtual members take part in, from the session's threads.
     #[new]
     #[pyo3(signature = (options_json, graph=None, values=None))]

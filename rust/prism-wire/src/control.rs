@@ -64,6 +64,10 @@ pub enum ControlKind {
     /// Who else is in a communicator of this process. Payload: `comm_id: u32`. Answer: `all_live: u32` (1 when every member is
     /// a process of this session), `key: [u8; 16]`, the same for all members and different for each communicator.
     CommPeers = 18,
+    /// When the ops that carried a correlation id ran, of those that are over and have not been told yet. Payload: empty.
+    /// Answer: `left: u64` (how many more there are), then entries of [`TIMELINE_ENTRY_BYTES`]: `correlation: u32,
+    /// reserved: u32, start_ns: i64, end_ns: i64` in virtual time since the process connected.
+    Timeline = 32,
     /// Answer only: the request was refused. Payload: text.
     Refused = 255,
 }
@@ -92,12 +96,16 @@ impl ControlKind {
             K::Taken,
             K::Values,
             K::Tier,
+            K::Timeline,
             K::Refused,
         ]
         .into_iter()
         .find(|kind| *kind as u32 == value)
     }
 }
+
+/// Size of an entry of a [`ControlKind::Timeline`] answer.
+pub const TIMELINE_ENTRY_BYTES: usize = 24;
 
 /// Size of an NCCL unique id in bytes (nccl.h).
 pub const UNIQUE_ID_BYTES: usize = 128;

@@ -8,6 +8,10 @@
 pub const PROTOCOL_VERSION: u32 = 1;
 
 /// What a [`Record`] stands for. The meaning of `a`..`h` is given per kind; fields not named are zero.
+///
+/// While the program is profiled, the records of device work carry a *correlation id* that is not 0: in `h` those of
+/// kernels, library work, copies and fills, in `d` those of collectives and messages. See
+/// [`ControlKind::Timeline`](crate::control::ControlKind::Timeline).
 #[repr(u16)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordKind {
@@ -93,6 +97,18 @@ impl RecordKind {
         ALL.into_iter().find(|kind| *kind as u16 == value)
     }
 
+    /// Is it work on the device, which takes time there?
+    #[must_use]
+    pub fn is_device_work(self) -> bool {
+        self.is_compute() || matches!(self, Self::Collective | Self::Send | Self::Recv)
+    }
+
+    /// Is it device work of this rank alone?
+    #[must_use]
+    pub fn is_compute(self) -> bool {
+        matches!(self, Self::Kernel | Self::Gemm | Self::Operator | Self::Memcpy | Self::Memset)
+    }
+
     /// Does the caller wait for an answer?
     #[must_use]
     pub fn is_query(self) -> bool {
@@ -144,6 +160,27 @@ pub struct Record {
     pub h: u32,
 }
 const _: () = assert!(size_of::<Record>() == 64);
+
+impl Record {
+    /// The correlation id of a record of device work; 0 for none.
+    #[must_use]
+    pub fn correlation(&self, kind: RecordKind) -> u32 {
+        match kind {
+            kind if kind.is_compute() => self.h,
+            kind if kind.is_device_work() => self.d as u32,
+            _ => 0,
+        }
+    }
+
+    /// Gives a record of device work a correlation id.
+    pub fn correlate(&mut self, kind: RecordKind, correlation: u32) {
+        if kind.is_compute() {
+            self.h = correlation;
+        } else if kind.is_device_work() {
+            self.d = u64::from(correlation);
+        }
+    }
+}
 
 /// Answer to a query.
 #[repr(C)]
@@ -237,6 +274,21 @@ impl DataType {
         ]
         .into_iter()
         .find(|dtype| *dtype as u8 == value)
+    }
+
+    /// The type a short name stands for: `bf16`, `fp16`, `fp32`, `tf32`, `fp64`, `fp8` or `int8`.
+    #[must_use]
+    pub fn from_short_name(name: &str) -> Option<Self> {
+        Some(match name {
+            "bf16" => Self::Bfloat16,
+            "fp16" => Self::Float16,
+            "fp32" => Self::Float32,
+            "tf32" => Self::Tf32,
+            "fp64" => Self::Float64,
+            "fp8" => Self::Float8e4m3,
+            "int8" => Self::Int8,
+            _ => return None,
+        })
     }
 
     /// Size of one element in bytes.

@@ -7,7 +7,7 @@ use crate::abi::{Dim3, Error, Outcome};
 use crate::config::DeviceProfile;
 use crate::session::HostCost;
 use crate::values::{self, Arguments, Parameter, Plan};
-use crate::{device, handoff, session, stream};
+use crate::{demangle, device, handoff, session, stream};
 use prism_wire::control::ENV_SESSION;
 use prism_wire::message::{Record, RecordKind};
 use std::collections::HashMap;
@@ -221,7 +221,7 @@ pub(crate) fn launch(kernel: &Kernel, grid: Dim3, block: Dim3, shared: usize, st
     }
     let mut name = kernel.name_id.load(Ordering::Relaxed);
     if name == 0 {
-        name = session::name_id(&kernel.name);
+        name = session::name_id(&demangle::plain(&kernel.name));
         kernel.name_id.store(name, Ordering::Relaxed);
     }
     let record = Record {

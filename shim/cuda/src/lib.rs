@@ -25,6 +25,7 @@ mod abi;
 mod capture;
 mod clock;
 mod config;
+mod demangle;
 mod device;
 mod driver;
 mod event;

@@ -1,6 +1,7 @@
 //! The process's one connection to the engine. Nothing happens before the first call that needs a device.
 
 use crate::config::Config;
+use crate::libs::cupti::{collector, tsc};
 use crate::{capture, clock, handoff, real};
 use prism_wire::client::{Client, ControlError};
 use prism_wire::control::{ControlKind, ENV_RANK, ENV_SESSION, ENV_WORLD_SIZE};
@@ -139,6 +140,7 @@ fn env_number(name: &str) -> Result<u32, String> {
 
 extern "C" fn after_fork() {
     STATE.store(FORKED, Ordering::Release);
+    tsc::after_fork();
 }
 
 extern "C" fn at_exit() {
@@ -200,6 +202,12 @@ pub(crate) fn host_cost(cost: HostCost) -> i64 {
     get().map_or(0, |session| session.config.host.cost(cost))
 }
 
+/// The text of a name id.
+pub(crate) fn name_text(id: u32) -> Option<String> {
+    let names = get().ok()?.names.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    names.iter().find(|(_, known)| **known == id).map(|(text, _)| text.clone())
+}
+
 impl Session {
     /// See [`append`].
     #[inline]
@@ -209,6 +217,9 @@ impl Session {
         record.host_ns = clock::charge(host_cost_ns);
         if capture::is_active() && capture::take(&record) {
             return Ok(());
+        }
+        if collector::is_on() {
+            collector::note(&mut record, host_cost_ns, 0);
         }
         // `Client::append` reads no clock, so the hot path can do without `clock::inside`.
         self.client.append(&record).map_err(|error| lost(&error.to_string()))
@@ -237,6 +248,9 @@ impl Session {
         }
         if drives {
             clock::advance_to(reply.host_ns);
+            if collector::is_on() {
+                collector::note_query(&record);
+            }
         }
         Some(reply)
     }

@@ -70,7 +70,8 @@ const GEMM_TILE: (u64, u64) = (128, 256);
 /// pinned buffer. Assumed.
 const PAGEABLE_EFFICIENCY: f64 = 0.35;
 
-/// Device time of `work` on `profile`'s device, its class for reports, and (always) [`Provenance::Modelled`].
+/// Device time of `work` on `profile`'s device, its class for reports, and what the time rests on: a model, or, of a kernel
+/// about which only the launch is known, a guess ([`Provenance::Default`]).
 #[must_use]
 pub fn duration(profile: &Profile, work: &Work) -> (SimTime, ComputeClass, Provenance) {
     let device = &profile.device;
@@ -98,7 +99,8 @@ pub fn duration(profile: &Profile, work: &Work) -> (SimTime, ComputeClass, Prove
         }
         Work::Memset { bytes } => (memory_time(device, bytes).max(overhead(device)), ComputeClass::Memset),
     };
-    (time, class, Provenance::Modelled)
+    let is_guess = matches!(work, Work::Kernel { bytes: 0, .. });
+    (time, class, if is_guess { Provenance::Default } else { Provenance::Modelled })
 }
 
 fn overhead(device: &Device) -> SimTime {

@@ -72,7 +72,7 @@ impl State {
         let process = &self.processes[&rank];
         let bytes = process.comm_uses.get(&process.comms[&comm_id]).map_or(0, |uses| {
             let group_rank = members.iter().position(|member| *member == rank).unwrap_or_default() as u32;
-            nccl_memory::communicator_bytes(members, group_rank, uses, &self.profile)
+            nccl_memory::communicator_bytes(members, group_rank, uses, self.durations.profile())
         });
         Ok(bytes.to_le_bytes().to_vec())
     }
@@ -89,7 +89,7 @@ impl State {
         let members = self.members(rank, comm_id)?;
         let kind = CollectiveKind::from_u8(f as u8).ok_or("an estimate of an unknown collective")?;
         let dtype = DataType::from_u8((f >> 8) as u8).ok_or("an estimate of an unknown data type")?;
-        let options = SimOptions { live: vec![Rank(rank)], ..SimOptions::new(self.profile.clone()) };
+        let options = SimOptions { live: vec![Rank(rank)], ..SimOptions::new(self.durations.profile().clone()) };
         let estimate = || {
             let mut sim = Simulation::new(Peers::Absent, self.world_size, options)?;
             let slot = sim.live_comm(Rank(rank), members)?;

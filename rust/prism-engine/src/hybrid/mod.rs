@@ -2,7 +2,7 @@
 //! against absent peers.
 //!
 //! [`Session`] owns the threads and sockets, `state` is the machine they feed, `waiting` has its answers, `translate` turns
-//! facts of the wire into ops, `exchange` has ranks give each other real values, `values` asks the user's rules, `identity` finds out which ranks a communicator has, `recorder` keeps op programs, `helper` serves other processes of a rank, `comms` answers requests about communicators, `summary` reports.
+//! facts of the wire into ops, `exchange` has ranks give each other real values, `values` asks the user's rules, `identity` finds out which ranks a communicator has, `recorder` keeps op programs, `helper` serves other processes of a rank, `comms` answers requests about communicators, `summary` reports, `timeline` tells a profiler when ops ran.
 
 mod comms;
 mod exchange;
@@ -15,6 +15,7 @@ mod recorder;
 mod session;
 mod state;
 mod summary;
+mod timeline;
 mod translate;
 pub mod values;
 mod waiting;
@@ -23,6 +24,7 @@ pub use process::ReleaseErrors;
 pub use session::Session;
 pub use summary::{CommInfo, CommunicatorSummary, RankStatus, RankSummary, RecordingInfo, Status, Summary};
 
+use crate::cost::kernels::KernelTable;
 use crate::graph::Graph;
 use crate::perturb::Perturbations;
 use crate::profile::Profile;
@@ -48,6 +50,8 @@ pub struct SessionOptions {
     pub world_size: u32,
     /// Device and cluster to emulate.
     pub profile: Profile,
+    /// Durations of live ranks' kernels that need no model.
+    pub kernels: KernelTable,
     /// Ranks that run for real.
     pub live: Vec<u32>,
     /// Slow-down of the compute of single ranks (1.3 = 30 % longer).

@@ -3,8 +3,10 @@
 use super::identity::{CommKey, IdentityTable, parse_key};
 use super::nccl_memory::{self, Uses};
 use super::recorder::Recorder;
+use super::timeline::Timeline;
 use super::translate::Names;
-use crate::graph::op::OpKind;
+use crate::cost::names::Family;
+use crate::graph::op::{OpKind, Provenance};
 use crate::ids::{NameId, SlotId};
 use crate::profile::Profile;
 use crate::slice::recording::{CommOrigin, ProcessGroup, RankRecording, RecordedComm};
@@ -96,6 +98,9 @@ pub(crate) struct Process {
     pub(crate) num_records: u64,
     pub(crate) num_iterations: u32,
     pub(crate) last_op: Option<OpKind>,
+    /// Device time of its computations by family and by what it rests on, at full speed.
+    pub(crate) compute_time: BTreeMap<(Family, Provenance), SimTime>,
+    pub(crate) timeline: Timeline,
     pub(crate) notes: BTreeMap<String, u64>,
     pub(crate) unsupported: BTreeMap<String, u64>,
     pub(crate) release_errors: Option<ReleaseErrors>,
@@ -128,6 +133,8 @@ impl Process {
             num_records: 0,
             num_iterations: 0,
             last_op: None,
+            compute_time: BTreeMap::new(),
+            timeline: Timeline::default(),
             notes: BTreeMap::new(),
             unsupported: BTreeMap::new(),
             release_errors: None,
@@ -297,6 +304,10 @@ impl Names for ProcessNames<'_> {
 
     fn builtin(&mut self, text: &'static str) -> NameId {
         intern(self.interner, text)
+    }
+
+    fn text(&self, name: NameId) -> &str {
+        self.interner.get_index(name.index()).map_or("", String::as_str)
     }
 
     fn slot(&self, comm_id: u32) -> Option<SlotId> {

@@ -7,6 +7,7 @@ use super::state::{Part, State};
 use super::summary::{self, RecordingInfo, Summary};
 use super::values::{Rows, ValueProvider};
 use super::{SessionError, SessionMode, SessionOptions, Status};
+use crate::cost::durations::Durations;
 use crate::graph::Graph;
 use crate::ids::Rank;
 use crate::sim::{Peers, SimError, SimOptions, Simulation};
@@ -60,8 +61,9 @@ impl Session {
     pub fn new(options: SessionOptions, graph: Option<Arc<Graph>>) -> Result<Self, SessionError> {
         options.check(graph.as_deref())?;
         let sims = simulations(&options, graph.as_ref())?;
+        let durations = Durations::new(options.profile.clone(), options.kernels.clone());
         let records = options.mode == SessionMode::Collect;
-        let state = State::new(sims, options.profile.clone(), options.world_size, &options.live, records);
+        let state = State::new(sims, durations, options.world_size, &options.live, records);
         let shared = Shared {
             exchange: Arc::clone(&state.exchange),
             state: Mutex::new(state),

@@ -6,9 +6,10 @@ use super::identity::{IdentityTable, UniqueId};
 use super::nccl_init::init_time;
 use super::process::{Memory, Pending, PendingKind, Process, ProcessNames, ReleaseErrors, intern};
 use super::translate;
+use crate::cost::durations::Durations;
+use crate::cost::names::Family;
 use crate::graph::op::{Op, OpKind};
 use crate::ids::{EventId, Rank, StreamId};
-use crate::profile::Profile;
 use crate::sim::{Question, SimReport, Simulation};
 use crate::slice::recording::{CommOrigin, ProcessGroup, RankRecording, RecordedComm};
 use crate::units::SimTime;
@@ -40,7 +41,7 @@ pub(crate) struct State {
     /// One simulation of all ranks when emulating; one for each live rank when collecting, where every rank runs alone
     /// against absent peers, in its own time.
     pub(super) sims: Vec<Simulation>,
-    pub(crate) profile: Profile,
+    pub(crate) durations: Durations,
     pub(crate) world_size: u32,
     pub(crate) processes: BTreeMap<u32, Process>,
     pub(crate) identity: IdentityTable,
@@ -52,11 +53,17 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn new(sims: Vec<Simulation>, profile: Profile, world_size: u32, live: &[u32], records: bool) -> Self {
+    pub(crate) fn new(
+        sims: Vec<Simulation>,
+        durations: Durations,
+        world_size: u32,
+        live: &[u32],
+        records: bool,
+    ) -> Self {
         let num_sims = sims.len();
         Self {
             sims,
-            profile,
+            durations,
             world_size,
             processes: live
                 .iter()
@@ -163,6 +170,7 @@ impl State {
                 return self.comm_members(rank, comm_id, parent, &ranks);
             }
             Request::CommMemory { comm_id } => return self.comm_memory(rank, comm_id),
+            Request::Timeline => return self.timeline(rank),
             Request::CommEstimate { comm_id, f, root, count } => {
                 return self.comm_estimate(rank, comm_id, f, root, count);
             }
@@ -274,9 +282,14 @@ impl State {
         {
             self.exchange.leave(rank, *exchange);
         }
-        let op = translate::op_kind(record, kind, &self.profile, &mut names).map_err(|error| error.to_string())?;
-        if let Some(op) = op {
-            self.push(rank, record, op)?;
+        let op =
+            translate::op_kind(record, kind, &mut self.durations, &mut names).map_err(|error| error.to_string())?;
+        if let Some((op, family)) = op {
+            self.push(rank, record, op, family)?;
+            let process = self.processes.get_mut(&rank).ok_or("unknown rank")?;
+            if process.timeline.push(record.correlation(kind)) {
+                self.sim_of(rank).follow(Rank(rank));
+            }
         }
         if kind == RecordKind::GroupEnd {
             self.sim_of(rank).close_group(Rank(rank)).map_err(|error| error.to_string())?;
@@ -287,7 +300,7 @@ impl State {
         Ok(kind.is_query())
     }
 
-    fn push(&mut self, rank: u32, record: &Record, kind: OpKind) -> Result<(), String> {
+    fn push(&mut self, rank: u32, record: &Record, kind: OpKind, family: Option<Family>) -> Result<(), String> {
         let process = self.processes.get_mut(&rank).expect("checked by the caller");
         let gap_ns = record.host_ns.saturating_sub(process.last_host_ns).max(0);
         process.last_host_ns = process.last_host_ns.max(record.host_ns);
@@ -302,6 +315,9 @@ impl State {
         if matches!(kind, OpKind::Collective { .. } | OpKind::PointToPoint { .. } | OpKind::Compute { .. }) {
             process.last_op = Some(kind);
             process.note_use(&kind);
+        }
+        if let (OpKind::Compute { duration, provenance, .. }, Some(family)) = (kind, family) {
+            *process.compute_time.entry((family, provenance)).or_default() += duration;
         }
         if let OpKind::Compute { name, .. } = kind
             && self.sims[self.processes[&rank].sim].wants_names()

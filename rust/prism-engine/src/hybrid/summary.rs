@@ -5,6 +5,7 @@ use super::process::{Process, ReleaseErrors, describe};
 use super::state::State;
 use super::values::TierUse;
 use super::{SessionMode, SessionOptions};
+use crate::cost::names::Family;
 use crate::graph::Graph;
 use crate::graph::op::{OpKind, Provenance};
 use crate::ids::Rank;
@@ -75,6 +76,8 @@ pub struct RankSummary {
     pub device_time: Option<DeviceTime>,
     /// Compute, communication and host time by what they rest on, ns.
     pub time_by_provenance: BTreeMap<Provenance, i64>,
+    /// Device time of its computations at full speed, by what they are for and by what their durations rest on, ns.
+    pub compute_time_ns: BTreeMap<Family, BTreeMap<Provenance, i64>>,
     /// Communicators in order of creation.
     pub communicators: Vec<CommunicatorSummary>,
     /// How the values of its payloads came about.
@@ -250,6 +253,14 @@ fn time_by_provenance(device: Option<&DeviceTime>, host_time_ns: i64) -> BTreeMa
     shares
 }
 
+fn compute_time(process: &Process) -> BTreeMap<Family, BTreeMap<Provenance, i64>> {
+    let mut shares: BTreeMap<Family, BTreeMap<Provenance, i64>> = BTreeMap::new();
+    for ((family, provenance), time) in &process.compute_time {
+        shares.entry(*family).or_default().insert(*provenance, time.as_ns());
+    }
+    shares
+}
+
 fn rank_summary(process: &Process, report: &SimReport, state: &State) -> RankSummary {
     const MEMBERS_SHOWN: usize = 8;
     let own = report.ranks.iter().find(|rank| rank.rank.0 == process.rank);
@@ -266,10 +277,11 @@ fn rank_summary(process: &Process, report: &SimReport, state: &State) -> RankSum
         peak_allocated_bytes: process.memory.allocated_peak_bytes,
         peak_reserved_bytes: process.memory.reserved_peak_bytes,
         peak_device_bytes: process.memory.device_peak_bytes,
-        nccl_buffer_bytes: process.nccl_bytes(&state.profile),
+        nccl_buffer_bytes: process.nccl_bytes(state.durations.profile()),
         nccl_init_ns: process.nccl_init.as_ns(),
         device_time: own.and_then(|own| own.device_time.clone()),
         time_by_provenance: time_by_provenance(own.and_then(|own| own.device_time.as_ref()), process.host_time_ns),
+        compute_time_ns: compute_time(process),
         communicators: communicators.collect(),
         tiers: process.tier_uses(),
         unsupported: process.unsupported.clone(),

@@ -1,9 +1,10 @@
 //! Facts from the wire become ops: the device profile turns grids and matrix shapes into durations.
 
-use crate::cost::compute::{self, Work};
+use crate::cost::compute::Work;
+use crate::cost::durations::Durations;
+use crate::cost::names::Family;
 use crate::graph::op::{CollectiveKind, DataType, OpKind, ReduceOp};
 use crate::ids::{EventId, NameId, SlotId};
-use crate::profile::Profile;
 use prism_wire::message::{CopyDirection, MarkerKind, Record, RecordKind};
 
 /// A record that cannot be understood: a shim of another version, or damage.
@@ -19,6 +20,7 @@ pub(crate) struct BadRecord {
 pub(crate) trait Names {
     fn name(&mut self, wire_id: u32) -> NameId;
     fn builtin(&mut self, text: &'static str) -> NameId;
+    fn text(&self, name: NameId) -> &str;
     fn slot(&self, comm_id: u32) -> Option<SlotId>;
 }
 
@@ -26,16 +28,18 @@ fn bad(record: &Record, field: &'static str, value: u64) -> BadRecord {
     BadRecord { kind: record.kind, field, value }
 }
 
-/// The op of a record, or `None` for records that are not ops (queries that hold nobody, statistics).
+/// The op of a record, with the family of its work if it computes; `None` for records that are not ops (queries that hold
+/// nobody, statistics).
 pub(crate) fn op_kind(
     record: &Record,
     kind: RecordKind,
-    profile: &Profile,
+    durations: &mut Durations,
     names: &mut impl Names,
-) -> Result<Option<OpKind>, BadRecord> {
-    Ok(Some(match kind {
+) -> Result<Option<(OpKind, Option<Family>)>, BadRecord> {
+    let op = match kind {
         RecordKind::Kernel | RecordKind::Gemm | RecordKind::Operator | RecordKind::Memcpy | RecordKind::Memset => {
-            compute_op(record, kind, profile, names)?
+            let (op, family) = compute_op(record, kind, durations, names)?;
+            return Ok(Some((op, Some(family))));
         }
         RecordKind::EventRecord => OpKind::EventRecord { event: EventId(record.e) },
         RecordKind::EventWait => OpKind::EventWait { event: EventId(record.e) },
@@ -77,7 +81,8 @@ pub(crate) fn op_kind(
         | RecordKind::MemoryStats
         | RecordKind::GroupEnd
         | RecordKind::CommDestroy => return Ok(None),
-    }))
+    };
+    Ok(Some((op, None)))
 }
 
 fn data_type(record: &Record, value: u32) -> Result<DataType, BadRecord> {
@@ -87,9 +92,9 @@ fn data_type(record: &Record, value: u32) -> Result<DataType, BadRecord> {
 fn compute_op(
     record: &Record,
     kind: RecordKind,
-    profile: &Profile,
+    durations: &mut Durations,
     names: &mut impl Names,
-) -> Result<OpKind, BadRecord> {
+) -> Result<(OpKind, Family), BadRecord> {
     let (work, name) = match kind {
         RecordKind::Kernel => (
             Work::Kernel {
@@ -126,6 +131,7 @@ fn compute_op(
         }
         _ => (Work::Memset { bytes: record.a }, names.builtin("Memset")),
     };
-    let (duration, class, provenance) = compute::duration(profile, &work);
-    Ok(OpKind::Compute { duration, name, class, provenance })
+    let found = durations.estimate(&work, name, || names.text(name));
+    let op = OpKind::Compute { duration: found.duration, name, class: found.class, provenance: found.provenance };
+    Ok((op, found.family))
 }

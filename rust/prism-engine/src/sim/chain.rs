@@ -71,7 +71,7 @@ impl Role {
     /// Evaluates what can be of such a run; the number of items. 0: the next item is to be evaluated by itself.
     pub(super) fn run_chain(&mut self, stream: usize, context: &mut Context<'_>) -> usize {
         let is_plain = self.lanes.is_each() && self.touched.is_empty() && self.death.is_none();
-        let is_seen = context.tracer.is_on() || context.tracer.wants_launches() || context.network.is_apart();
+        let is_seen = context.tracer.wants_launches(&self.ranks) || context.network.is_apart();
         if !is_plain || is_seen || self.len() < LEAST_RANKS || self.streams[stream].has_entered {
             return 0;
         }

@@ -494,7 +494,19 @@ impl Simulation {
             || self.network.rules.as_ref().is_some_and(is_found)
     }
 
-    /// The spans since the last call, if [`SimOptions::trace`] is set; ordered by rank, stream, op and time.
+    /// From now on, keeps spans of a rank that runs for real; [`Self::take_spans`] has them.
+    pub fn follow(&mut self, rank: Rank) {
+        if self.live.contains_key(&rank) {
+            self.tracer.follow(rank.0);
+        }
+    }
+
+    /// Keeps no spans of the rank any more. What has been kept is to be taken first.
+    pub fn leave(&mut self, rank: Rank) {
+        self.tracer.leave(rank.0);
+    }
+
+    /// The spans since the last call, if [`SimOptions::trace`] is set or ranks are followed; ordered by rank, stream, op and time.
     pub fn take_spans(&mut self) -> Vec<Span> {
         self.tracer.take()
     }

@@ -162,7 +162,7 @@ impl Role {
         self.account.compute(op.class, provenance, total);
         self.streams[stream].busy += total;
         let clock = &self.streams[stream].clock;
-        if context.tracer.is_on() {
+        if context.tracer.sees(&self.ranks) {
             let durations = self.speeds.durations(item.op, duration, clock.len());
             let mut perturbed = perturbed.iter().peekable();
             for (at, rank) in (0..).zip(&self.ranks) {
@@ -283,7 +283,7 @@ impl Role {
         let slot = &self.slots[launch.slot.index()];
         let is_idle = slot.active.is_none() && slot.turn == launch.turn;
         let is_simple = launch.streams.len() == 1 && launch.halves.is_empty() && self.lanes.is_each();
-        let is_seen = context.network.is_apart() || context.tracer.wants_launches();
+        let is_seen = context.network.is_apart() || context.tracer.wants_launches(&self.ranks);
         slot.wiring.private.filter(|_| is_idle && is_simple && !is_seen)
     }
 
@@ -491,7 +491,7 @@ impl Role {
         if let ([_], [stream]) = (&context.program.group(group).launches[..], &definition.streams[..]) {
             self.streams[stream.index()].busy += busy;
         }
-        if context.tracer.wants_launches() {
+        if context.tracer.wants_launches(&self.ranks) {
             let op = definition.calls.first().map_or_else(|| definition.halves[0].op, |call| call.op);
             for (at, rank) in self.ranks.iter().enumerate() {
                 context.tracer.launch(*rank, definition.streams[0].0, op, state.arrival[at], state.ends[at]);

@@ -3,6 +3,7 @@
 use crate::ids::{Rank, StreamId};
 use crate::units::SimTime;
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 /// When an op ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -33,20 +34,46 @@ pub struct LaunchSpan {
 #[derive(Debug, Default)]
 pub(super) struct Tracer {
     spans: Option<Vec<Span>>,
+    /// Of whom spans are kept; `None`: of everybody.
+    only: Option<BTreeSet<u32>>,
     /// Launches by rank.
     launches: Option<Vec<Vec<LaunchSpan>>>,
 }
 
 impl Tracer {
     pub(super) fn new(is_on: bool) -> Self {
-        Self { spans: is_on.then(Vec::new), launches: None }
+        Self { spans: is_on.then(Vec::new), only: None, launches: None }
     }
 
-    pub(super) fn is_on(&self) -> bool {
-        self.spans.is_some()
+    /// Are spans of (any of) these ranks kept? Ranks that are followed one by one are alone in their roles.
+    pub(super) fn sees(&self, ranks: &[u32]) -> bool {
+        self.spans.is_some() && self.only.as_ref().is_none_or(|only| ranks.len() == 1 && only.contains(&ranks[0]))
+    }
+
+    /// From now on, keeps spans of `rank`.
+    pub(super) fn follow(&mut self, rank: u32) {
+        if self.spans.is_none() {
+            self.spans = Some(Vec::new());
+            self.only = Some(BTreeSet::new());
+        }
+        if let Some(only) = &mut self.only {
+            only.insert(rank);
+        }
+    }
+
+    /// The end of [`Self::follow`].
+    pub(super) fn leave(&mut self, rank: u32) {
+        let Some(only) = &mut self.only else { return };
+        only.remove(&rank);
+        if only.is_empty() && self.spans.as_ref().is_some_and(Vec::is_empty) {
+            (self.spans, self.only) = (None, None);
+        }
     }
 
     pub(super) fn span(&mut self, rank: u32, stream: u32, op: u32, start: SimTime, end: SimTime) {
+        if self.only.as_ref().is_some_and(|only| !only.contains(&rank)) {
+            return;
+        }
         if let Some(spans) = &mut self.spans {
             spans.push(Span { rank: Rank(rank), stream: StreamId(stream), op, start, end });
         }
@@ -56,9 +83,9 @@ impl Tracer {
         self.launches = Some(vec![Vec::new(); world_size as usize]);
     }
 
-    /// Is anything kept of communication?
-    pub(super) fn wants_launches(&self) -> bool {
-        self.spans.is_some() || self.launches.is_some()
+    /// Is anything kept of these ranks' communication?
+    pub(super) fn wants_launches(&self, ranks: &[u32]) -> bool {
+        self.launches.is_some() || self.sees(ranks)
     }
 
     pub(super) fn launch(&mut self, rank: u32, stream: u32, op: u32, arrival: SimTime, end: SimTime) {

@@ -82,6 +82,7 @@ pub enum Request {
     Taken { contributions: Vec<Contribution> },
     Values(ValuesRequest),
     Tier { comm_id: u32, kind: u32, tier: u32, count: u64 },
+    Timeline,
 }
 
 /// See [`ControlKind::Values`].
@@ -206,6 +207,7 @@ impl Request {
                 out.extend(count.to_le_bytes());
                 ControlKind::Tier
             }
+            Self::Timeline => ControlKind::Timeline,
         };
         (kind, out)
     }
@@ -299,6 +301,10 @@ impl Request {
                 let request = Self::Tier { comm_id, kind, tier, count: fields.u64()? };
                 fields.end()?;
                 request
+            }
+            ControlKind::Timeline => {
+                fields.end()?;
+                Self::Timeline
             }
             ControlKind::Refused => return Err(FrameError::NotARequest(kind)),
         })

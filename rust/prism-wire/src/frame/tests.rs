@@ -25,6 +25,7 @@ fn any_kind() -> impl Strategy<Value = ControlKind> {
         K::Taken,
         K::Values,
         K::Tier,
+        K::Timeline,
         K::Refused,
     ])
 }
@@ -61,6 +62,7 @@ fn any_request() -> impl Strategy<Value = Request> {
         (any::<[u32; 2]>(), proptest::collection::vec(any::<u32>(), 0..100))
             .prop_map(|([comm_id, parent], ranks)| Request::CommMembers { comm_id, parent, ranks }),
         any::<u32>().prop_map(|comm_id| Request::CommMemory { comm_id }),
+        Just(Request::Timeline),
         (any::<[u32; 3]>(), any::<u64>()).prop_map(|([comm_id, f, root], count)| Request::CommEstimate {
             comm_id,
             f,
@@ -184,7 +186,7 @@ proptest! {
             Request::Group { ranks, .. } => 4 + 4 * ranks.len(),
             Request::CommSplit { .. } => 16,
             Request::Note { .. } => 8,
-            Request::Unsupported { .. } => return Ok(()),
+            Request::Unsupported { .. } | Request::Timeline => return Ok(()),
         };
         let end = fixed.saturating_sub(cut);
         prop_assert_eq!(Request::decode(kind, &payload[..end]), Err(FrameError::Truncated(kind)));

@@ -11,7 +11,7 @@
 //! | [`cublaslt`] | cuBLASLt: attribute stores, one heuristic result, matrix products |
 //! | [`cudnn`] | cuDNN: handles, the backend descriptor store, plans that know their work |
 //! | [`cufft`] | cuFFT: plans that remember their transform |
-//! | [`cupti`] | CUPTI: every call answers "not supported", so that a profiler goes on without device events |
+//! | [`cupti`] | CUPTI: activity records in virtual time for a profiler |
 //! | [`nvrtc`] | NVRTC: programs that are not compiled, as kernels do not run |
 //! | [`handles`], [`work`] | opaque handles; records of work |
 
@@ -19,7 +19,7 @@ mod cublas;
 mod cublaslt;
 mod cudnn;
 mod cufft;
-mod cupti;
+pub(crate) mod cupti;
 mod handles;
 mod nvrtc;
 mod work;

@@ -2,6 +2,7 @@
 
 use super::{job, options, outcome, refusal, says};
 use prism_engine::analysis::{DiagnoseOptions, diagnose};
+use prism_engine::cost::kernels::KernelTable;
 use prism_engine::hybrid::{Session, SessionMode, SessionOptions};
 use std::collections::BTreeMap;
 
@@ -44,6 +45,7 @@ fn an_emulation_refuses_what_a_replay_refuses() {
         mode: SessionMode::Emulate,
         world_size: 2,
         profile: options().profile,
+        kernels: KernelTable::default(),
         live: vec![0],
         slow: BTreeMap::new(),
         perturb: options().perturb,

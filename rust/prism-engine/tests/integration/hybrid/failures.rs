@@ -3,6 +3,7 @@
 use super::player::{Comm, Played, Player, Stop, event_query, query, record};
 use super::programs::ddp;
 use super::stage::{Program, Stage, collect, profile, program, replayed};
+use prism_engine::cost::kernels::KernelTable;
 use prism_engine::graph::Graph;
 use prism_engine::hybrid::{Session, SessionError, SessionMode, SessionOptions, Summary};
 use prism_wire::message::{CollectiveKind, FLAG_BACKGROUND, Record, RecordKind};
@@ -201,6 +202,7 @@ fn options_that_do_not_fit_are_refused_before_anything_runs() {
         mode: SessionMode::Emulate,
         world_size,
         profile: profile(),
+        kernels: KernelTable::default(),
         live: live.to_vec(),
         slow: slow.iter().copied().collect(),
         perturb: prism_engine::perturb::Perturbations::default(),

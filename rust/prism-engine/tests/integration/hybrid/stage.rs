@@ -2,6 +2,7 @@
 
 use super::player::{Jitter, Played, Player, Stop};
 use super::store::{PATIENCE, Store};
+use prism_engine::cost::kernels::KernelTable;
 use prism_engine::graph::Graph;
 use prism_engine::hybrid::{Session, SessionMode, SessionOptions, Summary};
 use prism_engine::profile::Profile;
@@ -49,6 +50,7 @@ impl Stage {
             mode,
             world_size: world,
             profile: profile(),
+            kernels: KernelTable::default(),
             live: live.to_vec(),
             slow: slow.iter().copied().collect(),
             perturb: prism_engine::perturb::Perturbations::default(),
