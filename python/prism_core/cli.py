@@ -21,7 +21,7 @@ from prism_core.diagnose import diagnose_text
 from prism_core.emulate import emulate as run_emulate
 from prism_core.errors import PrismError, error_entry
 from prism_core.export import export as run_export
-from prism_core.export import export_text
+from prism_core.export import export_text, export_timeline
 from prism_core.kernels import import_kineto_kernels, table_report
 from prism_core.messages import import_goal
 from prism_core.nccl import parse_settings
@@ -191,14 +191,27 @@ def calibrate(
 def export(
     graph: GraphPath,
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.", metavar="FILE")],
-    format: Annotated[str, typer.Option("--format", help="goal: text for LogGOPSim.")] = "goal",
+    format: Annotated[
+        str, typer.Option("--format", help="perfetto or chrome: what ranks did when; goal: text for LogGOPSim.")
+    ] = "perfetto",
+    ranks: Annotated[
+        str | None, typer.Option(help="perfetto, chrome: which ranks, e.g. 0,5,8-11.", metavar="LIST")
+    ] = None,
+    slow: Slow = None,
+    perturb: Perturb = None,
     messages: Messages = "coarse",
     tick_ps: Annotated[int, typer.Option(help="Picoseconds per unit of time.", min=1)] = 1000,
     rendezvous: Annotated[bool, typer.Option(help="Messages between two ranks wait for both.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Write the job as messages, in the form of another tool."""
-    document = run_export(graph, output, format, messages=messages, tick_ps=tick_ps, rendezvous=rendezvous)  # type: ignore[arg-type]
+    """Write what ranks did when for a trace viewer, or the job as messages for another simulator."""
+    if format == "goal":
+        document = run_export(graph, output, messages=messages, tick_ps=tick_ps, rendezvous=rendezvous)
+    else:
+        chosen = parse_ranks(ranks, open_graph(graph).world_size) if ranks is not None else None
+        document = export_timeline(
+            graph, output, format, ranks=chosen, slow=parse_slow(slow or []), perturb=perturb,  # type: ignore[arg-type]
+        )  # fmt: skip
     _say(document, export_text, as_json)
 
 

@@ -57,6 +57,7 @@ pub mod analysis;
 pub mod collective;
 pub mod contention;
 pub mod cost;
+pub mod export;
 pub mod graph;
 pub mod hybrid;
 pub mod ids;

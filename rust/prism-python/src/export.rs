@@ -2,15 +2,67 @@
 
 use crate::error::{ConfigError, from_json, from_sim};
 use crate::graph::Graph;
-use crate::replay::{profile_of, step_messages_of};
+use crate::replay::{perturb_of, profile_of, slow_of, step_messages_of};
+use prism_engine::analysis::JobTrace;
+use prism_engine::export::{Timeline, chrome, perfetto};
+use prism_engine::ids::Rank;
 use prism_engine::lower::goal::{GoalOptions, program};
 use prism_engine::lower::{LowerOptions, lower};
 use prism_engine::messages::goal;
+use prism_engine::replay::ReplayOptions;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use serde_json::{Value, json};
 use std::fs::File;
-use std::io::BufWriter;
+use std::io::{BufWriter, Write};
+
+/// Writes what some ranks did when. `options_json`: `format` (`perfetto` or `chrome`), `ranks`, and `slow`, `perturb`, `profile`
+/// as for a diagnosis. Returns what was written as JSON. Raises ConfigError or OSError.
+#[pyfunction]
+pub(crate) fn export_timeline(
+    py: Python<'_>,
+    graph: PyRef<'_, Graph>,
+    path: &str,
+    options_json: &str,
+) -> PyResult<String> {
+    let options: Value = serde_json::from_str(options_json).map_err(|error| from_json("options", &error))?;
+    let graph = graph.inner(py)?;
+    let profile = profile_of(options.get("profile").and_then(Value::as_str), Some(&graph))?;
+    let slow = slow_of(&options)?.into_iter().map(|(rank, factor)| (Rank(rank), factor)).collect();
+    let perturb = perturb_of(&options, graph.world_size(), &profile)?;
+    let how = ReplayOptions { slow, perturb, ..ReplayOptions::new(profile) };
+    let ranks: Vec<u64> = options
+        .get("ranks")
+        .and_then(Value::as_array)
+        .map_or_else(Vec::new, |ranks| ranks.iter().map(|rank| rank.as_u64().unwrap_or(u64::MAX)).collect());
+    if let Some(outside) = ranks.iter().find(|rank| **rank >= u64::from(graph.world_size())) {
+        return Err(ConfigError::new_err(format!("rank {outside} is none of the {} of the job", graph.world_size())));
+    }
+    let ranks: Vec<Rank> = ranks.into_iter().map(|rank| Rank(rank as u32)).collect();
+    let is_perfetto = match options.get("format").and_then(Value::as_str) {
+        Some("perfetto") => true,
+        Some("chrome") => false,
+        other => return Err(ConfigError::new_err(format!("format is {other:?}: it must be perfetto or chrome"))),
+    };
+    py.detach(|| {
+        let trace = JobTrace::record(&graph, &how).map_err(|error| from_sim(&error))?;
+        let timeline = Timeline::of(&trace, &ranks).map_err(|error| from_sim(&error))?;
+        let write = || {
+            let mut out = BufWriter::new(File::create(path)?);
+            let writer = if is_perfetto { perfetto::write } else { chrome::write };
+            writer(&timeline, &mut out)?;
+            out.flush()
+        };
+        write().map_err(|error| PyOSError::new_err(format!("cannot write {path}: {error}")))?;
+        let document = json!({
+            "ranks": timeline.ranks.len(),
+            "slices": timeline.slices.len(),
+            "marks": timeline.marks.len(),
+            "memory_changes": timeline.counters.len(),
+        });
+        Ok(document.to_string())
+    })
+}
 
 /// Most messages of a file: 2 GB of memory while it is made.
 const MAX_MESSAGES: u64 = 1 << 26;

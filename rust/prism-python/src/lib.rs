@@ -30,7 +30,7 @@ mod _native {
     #[pymodule_export]
     use super::error::{ConfigError, DeadlockError, GraphFormatError, MismatchError, PrismError, ShimError};
     #[pymodule_export]
-    use super::export::export_goal;
+    use super::export::{export_goal, export_timeline};
     #[pymodule_export]
     use super::graph::{Graph, Recording, assemble};
     #[pymodule_export]

@@ -57,7 +57,8 @@ impl JobTrace {
         self.ends(comm, launch.last_call())[self.member(comm, rank)]
     }
 
-    fn member(&self, comm: u32, rank: u32) -> usize {
+    /// Group rank of a member.
+    pub(crate) fn member(&self, comm: u32, rank: u32) -> usize {
         let mut members = self.members(comm).iter();
         members.position(|member| *member == rank).expect("a rank is a member of its communicators")
     }

@@ -22,6 +22,7 @@ mod plan;
 mod sensitivity;
 mod slack;
 mod trace;
+mod visit;
 
 pub use blame::{Blame, Cause, CommWaiting, Culprit, Waiting};
 pub use critical_path::{Path, Segment, Spent};
@@ -33,3 +34,4 @@ pub use hang::{Hang, HangKind};
 pub use sensitivity::{LATENCY_STEP, Parameter, STEP, Sensitivity, sensitivities};
 pub use slack::{MAX_MOMENTS, RankSlack, Slack};
 pub use trace::{JobTrace, MAX_LAUNCHES};
+pub use visit::{LaunchView, NodeView};

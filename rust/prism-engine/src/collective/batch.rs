@@ -75,8 +75,17 @@ impl TileWalk {
 
     /// Ends of one communicator by group rank; returns the latest.
     pub(crate) fn walk_one(&self, arrivals: &[SimTime], ends: &mut [SimTime]) -> i64 {
-        let walk = Walk { ring: &self.ring, launch: self.launch, order: &self.shape.ring, width: 1 };
-        walk.tile::<1, SimTime>(0, arrivals, ends)
+        match &self.form {
+            BatchForm::Ring(ring, launch) => {
+                let walk = Walk { ring, launch: launch.0, order: &self.shape.ring, width: 1 };
+                walk.tile::<1, SimTime>(0, arrivals, ends)
+            }
+            BatchForm::Together(duration) => {
+                let end = arrivals.iter().copied().max().unwrap_or_default() + *duration;
+                ends.fill(end);
+                end.0
+            }
+        }
     }
 
     /// Members of each communicator.

@@ -24,15 +24,35 @@ pub(super) struct Held {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum What {
-    Compute { duration: i64, account: u8 },
-    Record { event: u32, record: u32 },
+    Compute {
+        duration: i64,
+        account: u8,
+    },
+    Record {
+        event: u32,
+        record: u32,
+    },
     /// Waits for a record that is held.
-    Wait { record: u32 },
-    WaitUntil { time: i64 },
-    Launch { slot: u32, info: OpInfo, turn: Turn },
-    Group { group: u32 },
-    Begin { number: u32 },
-    IterationEnd { number: u32 },
+    Wait {
+        record: u32,
+    },
+    WaitUntil {
+        time: i64,
+    },
+    Launch {
+        slot: u32,
+        info: OpInfo,
+        turn: Turn,
+    },
+    Group {
+        group: u32,
+    },
+    Begin {
+        number: u32,
+    },
+    IterationEnd {
+        number: u32,
+    },
 }
 
 /// A record that was held.

@@ -2,8 +2,8 @@
 
 use super::Irregular;
 use super::meet::Half;
-use crate::collective::{self, CollectiveCall, CommShape, Scratch, ShapePool, TileWalk};
 use crate::collective::turns::{self, Message};
+use crate::collective::{self, CollectiveCall, CommShape, Scratch, ShapePool, TileWalk};
 use crate::cost::comm::{Link, nanoseconds, node_of, transfer_time};
 use crate::profile::Profile;
 use crate::sim::evaluate::{collective_call, evaluate};

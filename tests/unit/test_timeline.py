@@ -1,0 +1,225 @@
+"""Timelines for trace viewers: both formats say the same, and what replay says."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import prism_core
+import pytest
+from prism_core import _native
+from prism_core.errors import ConfigError
+from prism_core.export import export_timeline
+from prism_core.synthetic import transformer_step
+
+RANKS = [0, 3, 9, 15]
+TINY = """prism-graph 1
+world 2
+name "gemm"
+comm 0-1
+template "trainer"
+  +1000000 s0 training_begin
+  +0 s0 alloc 1000
+  +5000000 s0 compute 100000000 Gemm Modelled "gemm"
+  +5000000 s1 AllReduce c0 Float32 1024 Sum
+  +0 s1 stream_sync
+  +2000000 s0 free 400
+  +0 s0 iteration_end
+rank 0-1 template 0 comms 0
+"""
+
+
+@pytest.fixture(scope="module")
+def graph() -> _native.Graph:
+    """Two pipeline stages, tensor pairs, four replicas: 16 ranks."""
+    return transformer_step(4, 2, 2, 3, 2)
+
+
+def fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """The fields of a protobuf message: numbers for varints and 64-bit words, bytes for the rest."""
+    at = 0
+
+    def varint() -> int:
+        nonlocal at
+        value, shift = 0, 0
+        while True:
+            byte = message[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while at < len(message):
+        key = varint()
+        match key & 7:
+            case 0:
+                yield key >> 3, varint()
+            case 1:
+                yield key >> 3, struct.unpack_from("<Q", message, at)[0]
+                at += 8
+            case 2:
+                length = varint()
+                yield key >> 3, message[at : at + length]
+                at += length
+            case other:
+                raise AssertionError(f"wire type {other}")
+
+
+def one(message: bytes, number: int) -> Any:
+    return next((value for field, value in fields(message) if field == number), None)
+
+
+class Perfetto:
+    """What is in a file, by the field numbers of perfetto_trace.proto."""
+
+    def __init__(self, content: bytes) -> None:
+        packets = [value for field, value in fields(content) if field == 1]
+        interned = one(packets[0], 12)
+        self.names = {one(name, 1): one(name, 2).decode() for field, name in fields(interned) if field == 2}
+        self.process_of: dict[int, str] = {}
+        self.thread_of: dict[int, tuple[str, str]] = {}
+        self.slices: list[tuple[str, str, str, int, int]] = []
+        self.flows: dict[int, set[str]] = defaultdict(set)
+        self.counters: list[tuple[str, int, int]] = []
+        self.marks: list[tuple[str, str, int]] = []
+        self.open_slices: dict[int, tuple[str, int]] = {}
+        self.counter_of: dict[int, str] = {}
+        for packet in packets:
+            if track := one(packet, 60):
+                self.add_track(track)
+            if (event := one(packet, 11)) is not None:
+                self.add_event(event, one(packet, 8))
+        assert not self.open_slices
+
+    def add_track(self, track: bytes) -> None:
+        uuid, parent = one(track, 1), one(track, 5)
+        if process := one(track, 3):
+            self.process_of[uuid] = one(process, 6).decode()
+        elif thread := one(track, 4):
+            self.thread_of[uuid] = (self.process_of[parent], one(thread, 5).decode())
+        else:
+            self.counter_of[uuid] = self.process_of[parent]
+
+    def add_event(self, event: bytes, time: int) -> None:
+        uuid = one(event, 11)
+        match one(event, 9):
+            case 1:
+                assert uuid not in self.open_slices, "slices of a track overlap"
+                self.open_slices[uuid] = (self.names[one(event, 10)], time)
+                if flow := one(event, 47):
+                    self.flows[flow].add(self.thread_of[uuid][0])
+            case 2:
+                name, start = self.open_slices.pop(uuid)
+                self.slices.append((*self.thread_of[uuid], name, start, time))
+            case 3:
+                self.marks.append((self.process_of[uuid], self.names[one(event, 10)], time))
+            case 4:
+                self.counters.append((self.counter_of[uuid], time, one(event, 30)))
+
+
+def chrome(path: Path) -> tuple[list[tuple[str, str, str, int, int]], list[dict[str, Any]]]:
+    events = json.loads(path.read_text())["traceEvents"]
+    processes = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    slices = [
+        (
+            processes[event["pid"]],
+            threads[event["pid"], event["tid"]],
+            event["name"],
+            round(event["ts"] * 1_000),
+            round((event["ts"] + event["dur"]) * 1_000),
+        )
+        for event in events
+        if event["ph"] == "X"
+    ]
+    return slices, events
+
+
+@pytest.fixture(scope="module")
+def both(graph: _native.Graph, tmp_path_factory: pytest.TempPathFactory) -> tuple[Perfetto, Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("timeline")
+    written = export_timeline(graph, folder / "job.pftrace", ranks=RANKS, slow={3: 1.5})
+    assert (
+        export_timeline(graph, folder / "job.json", "chrome", ranks=RANKS, slow={3: 1.5})["slices"] == written["slices"]
+    )
+    return Perfetto((folder / "job.pftrace").read_bytes()), folder / "job.json", written
+
+
+def test_both_formats_say_the_same(both: tuple[Perfetto, Path, dict[str, Any]]) -> None:
+    perfetto, path, written = both
+    slices, _ = chrome(path)
+    assert sorted(perfetto.slices) == sorted(slices)
+    assert len(slices) == written["slices"]
+    assert {process for process, *_ in slices} == {f"rank {rank}" for rank in RANKS}
+
+
+def test_the_end_is_that_of_replay(graph: _native.Graph, both: tuple[Perfetto, Path, dict[str, Any]]) -> None:
+    ends: dict[str, int] = {}
+    for process, _, _, _, end in both[0].slices:
+        ends[process] = max(ends.get(process, 0), end)
+    job = prism_core.replay(graph, slow={3: 1.5})
+    assert max(ends.values()) <= job.total_time_ns
+    assert job.total_time_ns - max(ends.values()) < job.total_time_ns // 1_000
+
+
+def test_slices_of_one_collective_are_connected(both: tuple[Perfetto, Path, dict[str, Any]]) -> None:
+    """Ranks 0 and 3 differ in stage or place, so what they share are collectives of both, if any; 9 and 15 likewise."""
+    perfetto, path, _ = both
+    shared = Counter(tuple(sorted(ranks)) for ranks in perfetto.flows.values() if len(ranks) > 1)
+    _, events = chrome(path)
+    arrows = Counter(event["ph"] for event in events if event["ph"] in "sf")
+    assert arrows["s"] == arrows["f"] == sum(count * (len(ranks) - 1) for ranks, count in shared.items())
+
+
+def test_neighbours_meet(graph: _native.Graph, tmp_path: Path) -> None:
+    """A tensor pair shares every collective of its communicator, at the same time for both."""
+    export_timeline(graph, tmp_path / "pair.pftrace", ranks=[0, 1])
+    perfetto = Perfetto((tmp_path / "pair.pftrace").read_bytes())
+    assert any(ranks == {"rank 0", "rank 1"} for ranks in perfetto.flows.values())
+    own = {rank: [s[1:] for s in perfetto.slices if s[0] == f"rank {rank}"] for rank in (0, 1)}
+    assert own[0] == own[1]
+
+
+def test_memory_and_iterations_are_shown(tmp_path: Path, tiny_job: _native.Graph) -> None:
+    export_timeline(tiny_job, tmp_path / "tiny.pftrace")
+    perfetto = Perfetto((tmp_path / "tiny.pftrace").read_bytes())
+    assert {name for _, name, _ in perfetto.marks} == {"training begins", "iteration ends"}
+    (end,) = {end for _, track, _, _, end in perfetto.slices if track == "stream 1"}
+    own = [item[1:] for item in perfetto.slices if item[0] == "rank 1"]
+    assert own == [
+        ("host waits", "wait", 11_000, end),
+        ("stream 0", "gemm", 6_000, 106_000),
+        ("stream 1", "AllReduce", 11_000, end),
+    ]
+    assert perfetto.counters == [(f"rank {r}", t, b) for r in (0, 1) for t, b in ((1_000, 1_000), (end + 2_000, 600))]
+
+
+@pytest.fixture
+def tiny_job() -> _native.Graph:
+    """Two ranks that allocate, compute, meet, wait and free."""
+    return _native.Graph.from_text(TINY)
+
+
+def test_bad_requests_name_what_is_wrong(graph: _native.Graph, tmp_path: Path) -> None:
+    for arguments, message in [
+        ({"ranks": [16]}, "16"),
+        ({"ranks": []}, "no rank is named"),
+        ({"format": "pdf"}, "perfetto or chrome"),
+        ({"slow": {99: 2.0}}, "99"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            export_timeline(graph, tmp_path / "out", **arguments)  # type: ignore[arg-type]
+    with pytest.raises(OSError, match="cannot write"):
+        export_timeline(graph, tmp_path / "no" / "out")
+
+
+def test_from_the_command_line(prism: Callable[..., Any], graph: _native.Graph, tmp_path: Path) -> None:
+    graph.save(str(tmp_path / "job.prism"))
+    code, out, _ = prism("export", tmp_path / "job.prism", "--ranks", "0,1", "-o", tmp_path / "t.pftrace", "--json")
+    assert code == 0
+    assert json.loads(out)["ranks"] == 2
