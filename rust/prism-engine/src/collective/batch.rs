@@ -65,6 +65,8 @@ pub(crate) fn least_time(shape: &CommShape, call: &CollectiveCall, scratch: &mut
 pub(crate) struct RingWalk {
     ring: Uniform,
     launch: i64,
+    /// Are ring positions group ranks?
+    is_in_order: bool,
     shape: Arc<CommShape>,
 }
 
@@ -72,15 +74,36 @@ impl RingWalk {
     /// The walk of a call, if it runs over a ring of equal links.
     pub(crate) fn new(shape: &Arc<CommShape>, call: &CollectiveCall, scratch: &mut Scratch) -> Option<Self> {
         match plan::batch_form(shape, call, scratch)? {
-            BatchForm::Ring(ring, launch) => Some(Self { ring, launch: launch.0, shape: Arc::clone(shape) }),
+            BatchForm::Ring(ring, launch) => {
+                let is_in_order = (0..).zip(&shape.ring).all(|(at, rank)| at == *rank);
+                Some(Self { ring, launch: launch.0, is_in_order, shape: Arc::clone(shape) })
+            }
             BatchForm::Together(_) => None,
         }
     }
 
     /// Ends of one communicator by group rank; returns the latest.
     pub(crate) fn walk_one(&self, arrivals: &[SimTime], ends: &mut [SimTime]) -> i64 {
+        if self.is_in_order && self.ring.gain <= 0 {
+            return self.walk_in_order(arrivals, ends);
+        }
         let walk = Walk { ring: &self.ring, launch: self.launch, order: &self.shape.ring, width: 1 };
         walk.tile::<1, SimTime>(0, arrivals, ends)
+    }
+
+    /// The same where ring positions are group ranks and the shortest way from each member wins.
+    fn walk_in_order(&self, arrivals: &[SimTime], ends: &mut [SimTime]) -> i64 {
+        let Uniform { all, latency, gain, .. } = self.ring;
+        let all = all + self.launch;
+        let mut best = arrivals.iter().fold(i64::MIN / 2, |best, arrival| arrival.0.max(best + gain));
+        let mut latest = 0;
+        for (arrival, end) in arrivals.iter().zip(ends) {
+            let next = arrival.0.max(best + gain);
+            end.0 = next.max(best + latency) + all;
+            latest = latest.max(end.0);
+            best = next;
+        }
+        latest
     }
 
     /// Members of each communicator.

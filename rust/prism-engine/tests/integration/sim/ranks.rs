@@ -1,9 +1,10 @@
 //! Ranks evaluated one by one end as they do by roles, in everything a report says.
 
-use super::jobs::{Job, batched_job, compute, job, job_of, profile};
+use super::jobs::{Job, batched_job, compute, exchanging_job, job, job_of, profile, small_nodes};
 use prism_engine::graph::op::{Op, OpKind};
 use prism_engine::graph::{Graph, GraphBuilder};
 use prism_engine::ids::{CommId, EventId, NameId, Rank, StreamId};
+use prism_engine::profile::Profile;
 use prism_engine::replay::{Evaluator, ReplayOptions, replay_rank_by_rank, replay_ranks};
 use prism_engine::sim::SimReport;
 use prism_engine::synthetic::TransformerStep;
@@ -13,9 +14,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Evaluates the job either way.
-fn check(graph: &Arc<Graph>, slow: &BTreeMap<Rank, f64>) -> Result<(), TestCaseError> {
+fn check(graph: &Arc<Graph>, slow: &BTreeMap<Rank, f64>, profile: Profile) -> Result<(), TestCaseError> {
     let (slow, evaluator) = (slow.clone(), Evaluator::Roles);
-    let options = ReplayOptions { slow, evaluator, symmetry: false, ..ReplayOptions::new(profile()) };
+    let options = ReplayOptions { slow, evaluator, symmetry: false, ..ReplayOptions::new(profile) };
     let by_roles = replay_ranks(graph, &options);
     match (by_roles, replay_rank_by_rank(graph, &options)) {
         (Ok(by_roles), Some(by_ranks)) => {
@@ -30,7 +31,7 @@ fn check(graph: &Arc<Graph>, slow: &BTreeMap<Rank, f64>) -> Result<(), TestCaseE
 }
 
 fn check_job(job: &Job) -> Result<(), TestCaseError> {
-    check(&job.graph(), &job.slow)
+    check(&job.graph(), &job.slow, profile())
 }
 
 /// A job whose ranks do the same but for compute and events of their own between: every rank has a program of its own.
@@ -92,7 +93,7 @@ proptest! {
         let world = dp * ep * tp * pp;
         let extra: Vec<(u32, usize, i64)> = extra.into_iter().map(|(rank, at, us)| (rank % world, at, us)).collect();
         let slow = slow.into_iter().filter(|(rank, _)| rank.0 < world).collect();
-        check(&apart(step, &extra), &slow)?;
+        check(&apart(step, &extra), &slow, profile())?;
     }
 }
 
@@ -107,6 +108,11 @@ proptest! {
     #[test]
     fn jobs_of_one_role_end_alike(job in job_of(1..2, 2..6)) {
         check_job(&job)?;
+    }
+
+    #[test]
+    fn jobs_with_messages_in_rounds_end_alike(job in exchanging_job(), is_small in any::<bool>()) {
+        check(&job.graph(), &job.slow, if is_small { small_nodes() } else { profile() })?;
     }
 
     #[test]
