@@ -22,7 +22,7 @@ use prism_engine::graph::{Graph, GraphBuilder};
 use prism_engine::ids::{CommId, EventId, NameId, Rank, SlotId, StreamId};
 use prism_engine::lower::{LowerOptions, StepMessages, lower};
 use prism_engine::profile::Profile;
-use prism_engine::replay::{ReplayOptions, ReplayResult, replay};
+use prism_engine::replay::{Evaluator, ReplayOptions, ReplayResult, replay};
 use prism_engine::sim::{Peers, Question, SimOptions, Simulation};
 use prism_engine::synthetic::{TransformerStep, flat_profile};
 use prism_engine::units::SimTime;
@@ -38,6 +38,9 @@ use std::time::Instant;
 const SIZE: &str = "dp=";
 /// Asks it for a number of replays of a case, and nothing else.
 const COUNT: &str = "count=";
+/// Size of the case, and whether every rank has a program of its own.
+const OF: &str = "of=";
+const EXPLICIT: &str = "explicit";
 
 /// Memory in use, and the most there was since the last [`Counting::reset`].
 struct Counting {
@@ -105,7 +108,7 @@ fn main() {
         ("ddp", ddp),
         ("live", live),
         ("step", step),
-        ("explicit", explicit),
+        (EXPLICIT, explicit),
         ("ring", ring),
         ("growth", growth),
         ("contention", contention),
@@ -154,7 +157,7 @@ fn step(profile: &Profile) {
         time("the same, one straggler", &graph, profile, one_rank(ranks / 2 + 77), true);
         time("the same, every rank evaluated", &graph, profile, one_rank(ranks / 2 + 77), false);
         time("the same, every rank with its own speed", &graph, profile, every_rank(ranks), true);
-        tell_instructions(dp, graph.num_ops());
+        tell_instructions(&[format!("{OF}{dp}")], graph.num_ops());
     }
 }
 
@@ -192,6 +195,8 @@ fn explicit(profile: &Profile) {
     for dp in [16, 128] {
         every_rank_its_own(profile, dp, true);
     }
+    let (dp, ops) = (16, every_program(16, true).num_ops());
+    tell_instructions(&[EXPLICIT.to_owned(), format!("{OF}{dp}")], ops);
 }
 
 fn every_rank_its_own(profile: &Profile, dp: u32, is_other: bool) {
@@ -203,6 +208,11 @@ fn every_rank_its_own(profile: &Profile, dp: u32, is_other: bool) {
     let (result, memory) = memory_of(|| replay(&graph, &options).expect("no deadlock"));
     let shared = replay(&transformer(dp), &ReplayOptions { slow: own, ..options.clone() }).expect("no deadlock");
     assert_eq!(result.iteration_time_ns, shared.iteration_time_ns, "the same as with slow-downs");
+    // Roles of one rank take a gigabyte where 8,192 ranks differ in what they do.
+    if !is_other || graph.world_size() <= 1024 {
+        let by_roles = ReplayOptions { evaluator: Evaluator::Roles, symmetry: false, ..options.clone() };
+        assert_eq!(replay(&graph, &by_roles).as_ref(), Ok(&result), "the same as by roles");
+    }
     let taken = cpu(|| assert_eq!(replay(&graph, &options).as_ref(), Ok(&result), "the same result every time"));
     println!(
         "{} programs that differ {}: {} ops, {:.1} ms, {:.1} M ops/s, graph {:.1} bytes/op, replay {:.1} bytes/op",
@@ -287,24 +297,30 @@ fn every_message(messages: i64, occupancy: &[i64], latency: &[i64], arrivals: &[
 
 /// So many replays of a case whose every rank differs.
 fn count(profile: &Profile, wanted: &[String], runs: u32) {
-    let dp = wanted.iter().find_map(|wanted| wanted.strip_prefix("of=")).expect("a size").parse().expect("a number");
-    let graph = transformer(dp);
-    let options = ReplayOptions { slow: every_rank(graph.world_size()), ..ReplayOptions::new(profile.clone()) };
+    let dp = wanted.iter().find_map(|wanted| wanted.strip_prefix(OF)).expect("a size").parse().expect("a number");
+    let mut options = ReplayOptions::new(profile.clone());
+    let graph = if wanted.iter().any(|wanted| wanted == EXPLICIT) {
+        every_program(dp, true)
+    } else {
+        let graph = transformer(dp);
+        options.slow = every_rank(graph.world_size());
+        graph
+    };
     (0..runs).for_each(|_| drop(replay(&graph, &options).expect("no deadlock")));
 }
 
-fn tell_instructions(dp: u32, ops: u64) {
-    match instructions(dp) {
+fn tell_instructions(case: &[String], ops: u64) {
+    match instructions(case) {
         Some(count) => println!("  {:.2} instructions per op", count / ops as f64),
         None => println!("  instructions per op: - (neither perf nor valgrind counts on this machine)"),
     }
 }
 
-/// Instructions of one replay: as `perf` counts them, or Callgrind where the machine has no counter.
-fn instructions(dp: u32) -> Option<f64> {
+/// Instructions of one replay of a case for [`count`]: as `perf` counts them, or Callgrind where the machine has no counter.
+fn instructions(case: &[String]) -> Option<f64> {
     let this = std::env::current_exe().ok()?;
     let told = |tool: &mut Command, runs: u32| {
-        tool.arg(&this).args([format!("of={dp}"), format!("{COUNT}{runs}")]);
+        tool.arg(&this).args(case).arg(format!("{COUNT}{runs}"));
         String::from_utf8(tool.output().ok()?.stderr).ok()
     };
     let by_perf = |runs| -> Option<f64> {

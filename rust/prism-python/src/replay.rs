@@ -92,7 +92,7 @@ pub(crate) fn replay_json(py: Python<'_>, graph: PyRef<'_, Graph>, options_json:
         overlap: overlap_of(&options, &profile)?,
         step_messages: step_messages_of(&options)?,
         max_messages: options.get("max_messages").and_then(Value::as_u64).unwrap_or(LowerOptions::MAX_MESSAGES),
-        profile,
+        ..ReplayOptions::new(profile)
     };
     let result = py.detach(|| replay(&graph, &options)).map_err(|error| from_sim(&error))?;
     serde_json::to_string(&result).map_err(|error| from_json("result", &error))

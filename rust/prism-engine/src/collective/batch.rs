@@ -64,18 +64,24 @@ pub(crate) fn least_time(shape: &CommShape, call: &CollectiveCall, scratch: &mut
 #[derive(Clone, Debug)]
 pub(crate) struct TileWalk {
     form: BatchForm,
+    /// Are ring positions group ranks?
+    is_in_order: bool,
     shape: Arc<CommShape>,
 }
 
 impl TileWalk {
     /// The walk of a call, if it has one.
     pub(crate) fn new(shape: &Arc<CommShape>, call: &CollectiveCall, scratch: &mut Scratch) -> Option<Self> {
-        Some(Self { form: plan::batch_form(shape, call, scratch)?, shape: Arc::clone(shape) })
+        let is_in_order = (0..).zip(&shape.ring).all(|(at, rank)| at == *rank);
+        Some(Self { form: plan::batch_form(shape, call, scratch)?, is_in_order, shape: Arc::clone(shape) })
     }
 
     /// Ends of one communicator by group rank; returns the latest.
     pub(crate) fn walk_one(&self, arrivals: &[SimTime], ends: &mut [SimTime]) -> i64 {
         match &self.form {
+            BatchForm::Ring(ring, launch) if self.is_in_order && ring.gain <= 0 => {
+                walk_in_order(ring, launch.0, arrivals, ends)
+            }
             BatchForm::Ring(ring, launch) => {
                 let walk = Walk { ring, launch: launch.0, order: &self.shape.ring, width: 1 };
                 walk.tile::<1, SimTime>(0, arrivals, ends)
@@ -126,6 +132,22 @@ impl TileWalk {
             }
         }
     }
+}
+
+/// Ends over a ring of equal links whose positions are group ranks, where the shortest way from each member wins; returns the
+/// latest.
+fn walk_in_order(ring: &Uniform, launch: i64, arrivals: &[SimTime], ends: &mut [SimTime]) -> i64 {
+    let Uniform { all, latency, gain, .. } = *ring;
+    let all = all + launch;
+    let mut best = arrivals.iter().fold(i64::MIN / 2, |best, arrival| arrival.0.max(best + gain));
+    let mut latest = 0;
+    for (arrival, end) in arrivals.iter().zip(ends) {
+        let next = arrival.0.max(best + gain);
+        end.0 = next.max(best + latency) + all;
+        latest = latest.max(end.0);
+        best = next;
+    }
+    latest
 }
 
 /// Time from the last arrival to everybody's end, if that is all that matters for a call.

@@ -143,14 +143,7 @@ impl<N: Number> Machine<'_, N> {
 
     /// Holds an op whose stream is not free, or which waits for a record that is held. False: the rank has to stop.
     #[cold]
-    pub(super) fn hold(
-        &mut self,
-        rank: u32,
-        row: u64,
-        info: OpInfo,
-        issue: i64,
-        common: i64,
-    ) -> Result<bool, Irregular> {
+    pub(super) fn hold(&mut self, rank: u32, row: u64, info: OpInfo, issue: i64) -> Result<bool, Irregular> {
         if info.code == Code::StreamSync || !self.may_hold(rank) {
             return Ok(false);
         }
@@ -158,7 +151,7 @@ impl<N: Number> Machine<'_, N> {
         let event = state.event(info.arg);
         let what = match info.code {
             Code::Compute => {
-                let is_odd = state.odd != NONE;
+                let (is_odd, common) = (state.odd != NONE, self.duration(rank, row));
                 let duration = if is_odd { self.tables.odd[state.odd as usize].duration(row, common) } else { common };
                 What::Compute { duration, account: info.account }
             }

@@ -2,7 +2,7 @@
 
 use super::ahead::{Held, What};
 use super::meet::Half;
-use super::ops::{Code, Number, OpInfo, Reader};
+use super::ops::{Code, Number, OpInfo};
 use super::state::{NONE, Turn, stall, via};
 use super::{Irregular, Machine};
 use crate::ids::Rank;
@@ -56,8 +56,6 @@ pub(super) struct Cursor {
     pub(super) row: u64,
     pub(super) end: u64,
     pub(super) host: i64,
-    pub(super) gaps: Reader,
-    pub(super) durations: Reader,
 }
 
 /// What became of the group at a walk's next op.
@@ -72,7 +70,7 @@ pub(super) enum Step {
 impl<N: Number> Machine<'_, N> {
     /// Issues the group that starts at a walk's next op, which communicates.
     #[cold]
-    pub(super) fn walk_group(&mut self, rank: u32, cursor: Cursor, gap_data: &[u8]) -> Result<Step, Irregular> {
+    pub(super) fn walk_group(&mut self, rank: u32, cursor: Cursor) -> Result<Step, Irregular> {
         let place = self.graph.template(self.graph.rank_template(Rank(rank))).place();
         let group_of = |row: u64| place.group.get(self.groups_data, row as usize - place.start);
         let group = group_of(cursor.row);
@@ -87,12 +85,8 @@ impl<N: Number> Machine<'_, N> {
         if state.blocked & streams != 0 && !self.may_hold(rank) {
             return Ok(Step::Stopped((state.blocked & streams).trailing_zeros() as u8 | stall::AHEAD));
         }
-        let mut next = Cursor { row: cursor.row + len, ..cursor };
-        for _ in 0..len {
-            next.host += next.gaps.peek(gap_data);
-            next.gaps.advance();
-            next.durations.advance();
-        }
+        let gaps: i64 = (cursor.row..cursor.row + len).map(|row| self.gap(rank, row)).sum();
+        let next = Cursor { row: cursor.row + len, host: cursor.host + gaps, ..cursor };
         self.issue_group(rank, next.host, &infos)?;
         Ok(Step::Issued(next))
     }

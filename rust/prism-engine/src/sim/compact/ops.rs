@@ -127,42 +127,47 @@ impl Number for u32 {
     }
 }
 
-/// A list of a program and where in it the next value is.
+/// A list of a program, to be asked by the numbers of ops among those of all programs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reader {
-    at: u64,
+    /// Where op 0 of all programs would be: wraps.
+    bias: u64,
     base: i64,
     step: i64,
-    mask: u64,
-    width: u64,
 }
 
 impl Reader {
-    pub(super) fn new(head: packed::Head) -> Self {
-        let (at, width) = if head.width == 0 { (0, 0) } else { (head.start as u64, head.width as u64) };
-        Self { at, base: head.base as i64, step: head.step as i64, mask: packed::MASKS[head.width], width }
+    /// The list of the program whose first op is number `start`.
+    pub(super) fn new(head: packed::Head, start: usize) -> Self {
+        let bias = (head.start as u64).wrapping_sub(start as u64 * head.width as u64);
+        Self { bias, base: head.base as i64, step: head.step as i64 }
     }
 
-    /// Are all values the same?
+    /// The value of all ops, if they need no bytes.
     #[inline]
-    pub(super) fn is_constant(&self) -> bool {
-        self.width == 0
+    pub(super) fn constant(&self) -> i64 {
+        self.base
     }
 
-    /// The next value, without going on.
+    /// Where the value of op `row` is, in values of `width` bytes.
     #[inline]
-    pub(super) fn peek(&self, data: &[u8]) -> i64 {
-        let at = self.at as usize;
-        let word = match data.get(at..at + 8) {
+    pub(super) fn place(&self, row: u64, width: u8) -> usize {
+        self.bias.wrapping_add(row.wrapping_mul(u64::from(width))) as usize
+    }
+
+    /// The value of op `row`.
+    #[inline]
+    pub(super) fn get(&self, data: &[u8], row: u64, width: u8) -> i64 {
+        if width == 0 {
+            return self.base;
+        }
+        let at = self.place(row, width);
+        let word = match data.get(at..at.wrapping_add(8)) {
             Some(word) => u64::from_le_bytes(word.try_into().expect("eight bytes")),
             None => tail(data, at),
         };
-        self.base.wrapping_add(self.step.wrapping_mul((word & self.mask) as i64))
-    }
-
-    #[inline]
-    pub(super) fn advance(&mut self) {
-        self.at += self.width;
+        let number = word & packed::MASKS[usize::from(width & 15).min(8)];
+        self.base.wrapping_add(self.step.wrapping_mul(number as i64))
     }
 }
 

@@ -28,7 +28,6 @@ enum Waiting {
 
 impl<N: Number> Machine<'_, N> {
     /// A launch of a slot is issued on these streams.
-    #[inline]
     pub(super) fn issue_launch(&mut self, number: u32, streams: u64) -> Turn {
         let slot = &mut self.tables.slots[number as usize];
         let is_one = streams.is_power_of_two();
@@ -80,6 +79,13 @@ impl<N: Number> Machine<'_, N> {
             }
         }
         turns
+    }
+
+    /// The first launch of a slot, or one on another stream than the one before, comes as soon as it is issued.
+    #[cold]
+    pub(super) fn launch_first(&mut self, slot: u32, info: OpInfo, arrival: i64) -> Result<Option<i64>, Irregular> {
+        let turn = self.issue_launch(slot, 1 << info.stream);
+        self.launch(slot, info, arrival, turn)
     }
 
     /// A launch alone on a stream that has come to it: its end, if everybody has come and nothing waits for that but the stream.

@@ -47,8 +47,8 @@ pub(super) enum Turn {
     Counted { number: u32, follows: bool },
 }
 
-/// Where a rank is in its program. Its times are elsewhere, in [`Tables::words`].
-#[repr(align(64))]
+/// Where a rank is in its program: two lines of the cache. Its times are elsewhere, in [`Tables::words`].
+#[repr(C, align(64))]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RankState {
     /// The next op, and the end of the program.
@@ -64,19 +64,22 @@ pub(super) struct RankState {
     pub(super) words: u32,
     /// First of its slots.
     pub(super) slots: u32,
-    pub(super) streams: u8,
-    pub(super) stall: u8,
-    /// Does its program have groups?
-    pub(super) has_groups: bool,
     /// Number of its durations that are not its template's, if any.
     pub(super) odd: u32,
     /// Number of what it holds, if it may.
     pub(super) ahead: u32,
+    pub(super) streams: u8,
+    pub(super) stall: u8,
+    /// Does its program have groups?
+    pub(super) has_groups: bool,
+    /// Bytes of a host gap and of a duration.
+    pub(super) gap_width: u8,
+    pub(super) duration_width: u8,
+    pub(super) gaps: Reader,
+    pub(super) durations: Reader,
     /// Markers passed.
     pub(super) begins: u32,
     pub(super) iterations: u32,
-    pub(super) gaps: Reader,
-    pub(super) durations: Reader,
 }
 
 impl RankState {
@@ -227,10 +230,12 @@ impl Tables {
             has_groups: !place.group.is_zero(),
             odd,
             ahead: NONE,
+            gap_width: place.gap.width as u8,
+            duration_width: place.duration.width as u8,
+            gaps: Reader::new(place.gap, place.start),
+            durations: Reader::new(place.duration, place.start),
             begins: 0,
             iterations: 0,
-            gaps: Reader::new(place.gap),
-            durations: Reader::new(place.duration),
         });
         self.words.resize(self.words.len() + streams as usize, 0);
         self.words.resize(self.words.len() + view.num_events() as usize, NEVER);

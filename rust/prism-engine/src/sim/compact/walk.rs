@@ -1,16 +1,9 @@
 //! The walk over the programs: each rank's ops in the order in which its host issues them, until it has to wait.
 
 use super::groups::{Cursor, Step};
-use super::ops::{ACCOUNTS, Code, Number, OpInfo, Reader};
+use super::ops::{ACCOUNTS, Code, Number, OpInfo};
 use super::state::{NEVER, NONE, stall};
 use super::{Irregular, Machine};
-
-/// What a list of equal values is read from.
-static ZEROS: [u8; 8] = [0; 8];
-
-fn source<'a>(reader: &Reader, data: &'a [u8]) -> &'a [u8] {
-    if reader.is_constant() { &ZEROS } else { data }
-}
 
 impl<N: Number> Machine<'_, N> {
     /// Runs every rank as far as it comes. Whether all have come through is not said.
@@ -32,51 +25,56 @@ impl<N: Number> Machine<'_, N> {
         }
     }
 
+    #[inline(never)]
     fn walk(&mut self, rank: u32) -> Result<(), Irregular> {
-        let state = self.tables.ranks[rank as usize];
+        let state = &self.tables.ranks[rank as usize];
         let (mut row, end, mut host, mut base) = (state.row, state.end, state.host, state.base);
-        let (mut gaps, mut durations, mut blocked) = (state.gaps, state.durations, state.blocked);
-        let (gap_data, duration_data) = (source(&gaps, self.gaps), source(&durations, self.durations));
-        let (words, events) = (state.words as usize, state.event(0));
+        let (mut blocked, constant_gap) = (state.blocked, state.gaps.constant());
+        let (has_gaps, has_groups, odd) = (state.gap_width > 0, state.has_groups, state.odd);
+        let (words, events, slots) = (state.words as usize, state.event(0), state.slots);
         let reason = loop {
             if row == end {
                 break stall::DONE;
             }
             let info: OpInfo = self.ops[self.rows[row as usize].index()];
             let stream = usize::from(info.stream);
-            if state.has_groups && matches!(info.code, Code::Call | Code::Send | Code::Receive) {
+            if has_groups && matches!(info.code, Code::Call | Code::Send | Code::Receive) {
                 self.tables.ranks[rank as usize].blocked = blocked;
-                let step = self.walk_group(rank, Cursor { row, end, host, gaps, durations }, gap_data)?;
+                let step = self.walk_group(rank, Cursor { row, end, host })?;
                 blocked = self.tables.ranks[rank as usize].blocked;
                 match step {
                     Step::Alone => {}
                     Step::Stopped(reason) => break reason,
                     Step::Issued(next) => {
-                        (row, host, gaps, durations) = (next.row, next.host, next.gaps, next.durations);
+                        (row, host) = (next.row, next.host);
                         continue;
                     }
                 }
             }
-            let issue = host + gaps.peek(gap_data);
+            let issue = host + if has_gaps { self.gap(rank, row) } else { constant_gap };
             // Does the op have to wait for its stream, or for an event?
             let mut is_early = blocked >> (info.stream & 63) & 1 != 0;
             let mut next_host = issue;
             if !is_early {
                 match info.code {
                     Code::Compute => {
-                        let mut duration = durations.peek(duration_data);
-                        if state.odd != NONE {
-                            duration = self.tables.odd[state.odd as usize].duration(row, duration);
+                        let mut duration = self.duration(rank, row);
+                        if odd != NONE {
+                            duration = self.tables.odd[odd as usize].duration(row, duration);
                         }
                         let clock = &mut self.tables.words[words + stream];
                         *clock = issue.max(*clock) + duration;
                         self.sums[usize::from(info.account) % ACCOUNTS] += i128::from(duration);
                     }
                     Code::Call | Code::Send | Code::Receive => {
-                        let slot = state.slots + info.slot;
+                        let slot = slots + info.slot;
                         let arrival = issue.max(self.tables.words[words + stream]);
-                        let turn = self.issue_launch(slot, 1 << info.stream);
-                        match self.launch(slot, info, arrival, turn)? {
+                        let end = if self.tables.slots[slot as usize].last == info.stream {
+                            self.post(slot, info, arrival, info.stream + 1)?
+                        } else {
+                            self.launch_first(slot, info, arrival)?
+                        };
+                        match end {
                             Some(end) => self.tables.words[words + stream] = end,
                             None => blocked |= 1 << info.stream,
                         }
@@ -131,20 +129,32 @@ impl<N: Number> Machine<'_, N> {
             }
             if is_early {
                 self.tables.ranks[rank as usize].blocked = blocked;
-                if !self.hold(rank, row, info, issue, durations.peek(duration_data))? {
+                if !self.hold(rank, row, info, issue)? {
                     break if info.code == Code::StreamSync { info.stream } else { info.stream | stall::AHEAD };
                 }
                 blocked = self.tables.ranks[rank as usize].blocked;
             }
             host = next_host;
-            gaps.advance();
-            durations.advance();
             row += 1;
         };
         let state = &mut self.tables.ranks[rank as usize];
         (state.row, state.host, state.base, state.blocked) = (row, host, base, blocked);
-        (state.gaps, state.durations, state.stall) = (gaps, durations, reason);
+        state.stall = reason;
         Ok(())
+    }
+
+    /// Host gap of an op.
+    #[inline]
+    pub(super) fn gap(&self, rank: u32, row: u64) -> i64 {
+        let state = &self.tables.ranks[rank as usize];
+        state.gaps.get(self.gaps, row, state.gap_width)
+    }
+
+    /// Duration of a compute op in the program of a rank.
+    #[inline]
+    pub(super) fn duration(&self, rank: u32, row: u64) -> i64 {
+        let state = &self.tables.ranks[rank as usize];
+        state.durations.get(self.durations, row, state.duration_width)
     }
 
     /// Number of a rank's next marker.
