@@ -45,4 +45,12 @@ pub struct SessionTable {
     pub device_free: unsafe extern "C" fn(pointer: *mut c_void) -> c_int,
     /// Value of a key of the configuration text of the welcome message, or null. Valid for ever.
     pub config: unsafe extern "C" fn(key: *const c_char) -> *const c_char,
+    /// Like `append`, but while the ring is full it waits only until `is_cancelled(context)` is not 0, at which it looks at
+    /// least every tenth of a second: then the answer is 1, and nothing was appended.
+    pub append_unless: unsafe extern "C" fn(
+        record: *const Record,
+        host_cost_ns: i64,
+        is_cancelled: unsafe extern "C" fn(context: *const c_void) -> c_int,
+        context: *const c_void,
+    ) -> c_int,
 }

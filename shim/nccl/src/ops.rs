@@ -134,7 +134,7 @@ fn enqueue_on(call: &Call, comm: Comm) -> Outcome {
     if session.is_host() || comm.is_non_blocking() {
         return group::launch_alone(session, Pending { comm, record, payload, message: None });
     }
-    session.append(&record)?;
+    session.append_unless(&record, &|| comm.is_interrupted_since(record.e))?;
     if let Some(payload) = &payload {
         fill(session, comm, payload);
     }
@@ -166,7 +166,7 @@ fn enqueue_message(session: &'static Session, call: &Call, comm: Comm, dtype: Da
     if session.is_host() || comm.is_non_blocking() {
         return group::launch_alone(session, Pending { comm, record, payload: None, message });
     }
-    session.append(&record)?;
+    session.append_unless(&record, &|| comm.is_interrupted_since(record.e))?;
     if !is_send {
         comm.count_tier(session, Tier::Shape, KIND_RECEIVE);
     }
