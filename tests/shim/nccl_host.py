@@ -651,6 +651,57 @@ def case_alone(rank: int, n: int, identifier: UniqueId) -> None:
     ok(nccl.ncclCommDestroy(comm))
 
 
+def case_refused(rank: int, n: int, identifier: UniqueId) -> None:
+    """One-sided calls and the device side: NCCL's code for what is malformed, else refused by name."""
+    comm, data, out = init(n, identifier, rank), np.zeros(4, np.float32), address(1)
+    requirements = (ctypes.c_uint64 * 32)(256, 0xCAFEBEEF)
+    nothing, garbage, buffer = None, address(0xDEAD), address(pointer(data))
+    put = [buffer, size(4), F32, 0, buffer, size(0), 0, 0, 0, comm, None]
+
+    def changed(**places: Any) -> list[Any]:
+        return [places.get(f"_{at}", value) for at, value in enumerate(put)]
+
+    cases: list[tuple[str, list[Any], int]] = [
+        ("ncclPutSignal", put, USAGE),
+        ("ncclPutSignal", changed(_9=nothing), ARGUMENT),
+        ("ncclPutSignal", changed(_9=garbage), ARGUMENT),
+        ("ncclPutSignal", changed(_3=n), ARGUMENT),
+        ("ncclPutSignal", changed(_2=99), ARGUMENT),
+        ("ncclPutSignal", changed(_8=1), ARGUMENT),
+        ("ncclPutSignal", changed(_4=nothing), ARGUMENT),
+        ("ncclPutSignal", changed(_0=nothing), ARGUMENT),
+        ("ncclSignal", [0, 0, 0, 0, comm, None], USAGE),
+        ("ncclSignal", [-1, 0, 0, 0, comm, None], ARGUMENT),
+        ("ncclSignal", [0, 0, 0, 0, nothing, None], ARGUMENT),
+        ("ncclWaitSignal", [1, buffer, comm, None], USAGE),
+        ("ncclWaitSignal", [0, buffer, comm, None], ARGUMENT),
+        ("ncclWaitSignal", [1, nothing, comm, None], ARGUMENT),
+        ("ncclWaitSignal", [1, buffer, nothing, None], ARGUMENT),
+        ("ncclDevCommCreate", [comm, requirements, buffer], USAGE),
+        ("ncclDevCommCreate", [comm, (ctypes.c_uint64 * 32)(256), buffer], USAGE),
+        ("ncclDevCommCreate", [comm, nothing, buffer], ARGUMENT),
+        ("ncclDevCommCreate", [nothing, requirements, buffer], ARGUMENT),
+        ("ncclDevCommDestroy", [comm, buffer], USAGE),
+        ("ncclDevCommDestroy", [comm, nothing], ARGUMENT),
+        ("ncclDevCommDestroy", [garbage, buffer], ARGUMENT),
+        ("ncclGetLsaDevicePointer", [buffer, size(0), 0, ctypes.byref(out)], USAGE),
+        ("ncclGetLsaDevicePointer", [nothing, size(0), 0, ctypes.byref(out)], ARGUMENT),
+        ("ncclGetPeerDevicePointer", [buffer, size(0), 0, nothing], ARGUMENT),
+        ("ncclGetPeerDevicePointer", [buffer, size(0), 0, ctypes.byref(out)], USAGE),
+        ("ncclGetLsaMultimemDevicePointer", [buffer, size(0), ctypes.byref(out)], USAGE),
+        ("ncclGetLsaMultimemDevicePointer", [nothing, size(0), ctypes.byref(out)], ARGUMENT),
+    ]
+    for function, arguments, code in cases:
+        ok(getattr(nccl, function)(*arguments), code)
+        said = nccl.ncclGetLastError(None).decode()
+        assert function in said, (function, said)
+    # A refused call spoils its group, like any other that fails.
+    ok(nccl.ncclGroupStart())
+    ok(nccl.ncclSignal(0, 0, 0, 0, comm, None), USAGE)
+    ok(nccl.ncclGroupEnd(), USAGE)
+    ok(nccl.ncclCommDestroy(comm))
+
+
 def case_cffi(rank: int, n: int, identifier: UniqueId) -> None:
     """A client that uses no ctypes; the linker's twin names too."""
     import cffi

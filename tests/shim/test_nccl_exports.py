@@ -35,6 +35,104 @@ def test_the_table_is_nccls() -> None:
     assert {name: since for name, (since, _) in nccl_support.table().items()} == first
 
 
+#: Loads torch's libraries as `import torch` does, all symbols at once.
+LOAD_TORCH = """
+import ctypes, os, sys
+for library in sys.argv[1:]:
+    ctypes.CDLL(library, os.RTLD_NOW | os.RTLD_GLOBAL)
+"""
+
+
+def torch_libraries() -> list[Path]:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        pytest.skip("torch is not installed")
+    folder = Path(spec.origin).parent / "lib"
+    return [folder / "libtorch_cuda.so", folder / "libtorch_python.so"]
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_torch_names_the_function_that_is_missing(tmp_path: Path) -> None:
+    """Each function that torch needs, removed in turn: torch cannot be loaded, and says which it was."""
+    libraries = torch_libraries()
+    if not all(library.exists() for library in libraries):
+        pytest.skip("this torch was built without CUDA")
+    names: set[str] = set()
+    for library in libraries:
+        names |= {name for name in nccl_support.symbols(library, defined=False) if name.startswith("nccl")}
+    whole, preloaded = nccl_support.shim().read_bytes(), tmp_path / "libnccl.so.2"
+    others = nccl_support.shim().parent / "libprism_cuda.so"
+
+    def load(library: bytes) -> str:
+        preloaded.write_bytes(library)
+        environment = nccl_support.environment(LD_PRELOAD=f"{preloaded}:{others}")
+        command = [sys.executable, "-c", LOAD_TORCH, *map(str, libraries)]
+        run = subprocess.run(command, capture_output=True, text=True, env=environment)
+        return "" if run.returncode == 0 else run.stderr
+
+    assert load(whole) == "", "torch loads with the whole library"
+    for name in sorted(names):
+        found = f"{name}\0".encode()
+        assert found in whole
+        # The loader finds nothing under the old name any more.
+        said = load(whole.replace(found, b"x" + found[1:]))
+        assert f"undefined symbol: {name}" in said, f"{name}: {said}"
+
+
+PARAMETERS = """
+import ctypes, json, sys
+TYPES = "I8 I16 I32 I64 U8 U16 U32".split()
+nccl, address = ctypes.CDLL(sys.argv[1]), ctypes.c_void_p
+text, number = ctypes.c_char_p(b"before"), ctypes.c_int(-1)
+by = ctypes.byref
+key = lambda name: ctypes.c_char_p(name.encode()) if name else None
+def of(name):
+    code = nccl.ncclParamGetParameter(key(name), by(text), by(number))
+    return code, text.value and text.value.decode(), number.value
+def handle(name):
+    bound = address()
+    return nccl.ncclParamBind(by(bound), key(name)), bound
+small, large, raw = ctypes.c_uint32(7), ctypes.c_uint64(7), ctypes.create_string_buffer(64)
+table, length = ctypes.POINTER(ctypes.c_char_p)(), ctypes.c_int()
+subsystems, levels, file = (handle(f"NCCL_DEBUG_{name}")[1] for name in ("SUBSYS", "TIMESTAMP_LEVELS", "FILE"))
+answers = {
+    "debug": of("NCCL_DEBUG"), "subsystems": of("NCCL_DEBUG_SUBSYS"), "levels": of("NCCL_DEBUG_TIMESTAMP_LEVELS"),
+    "format": of("NCCL_DEBUG_TIMESTAMP_FORMAT"), "flag": of("NCCL_SET_THREAD_NAME"), "unknown": of("NCCL_NONSENSE"),
+    "null": [nccl.ncclParamGetParameter(None, by(text), by(number)), nccl.ncclParamBind(None, b"NCCL_DEBUG")],
+    "bind_unknown": handle("NCCL_NONSENSE")[0], "null_handle": nccl.ncclParamGetU64(None, by(large)),
+    "garbage_handle": nccl.ncclParamGetU64(address(0xdead), by(large)),
+    "u64": [nccl.ncclParamGetU64(subsystems, by(large)), large.value],
+    "u32": [nccl.ncclParamGetU32(levels, by(small)), small.value],
+    "wrong_type": [getattr(nccl, f"ncclParamGet{t}")(subsystems, by(large)) for t in TYPES],
+    "str": [nccl.ncclParamGetStr(file, by(text)), text.value.decode(), nccl.ncclParamGetStr(levels, by(text))],
+    "raw": [nccl.ncclParamGet(file, raw, 64, by(number)), number.value, raw.value.decode()],
+    "no_room": [nccl.ncclParamGet(subsystems, raw, 7, by(number)), number.value],
+    "keys": nccl.ncclParamGetAllParameterKeys(by(table), by(length)),
+    "all_keys": [table[i].decode() for i in range(length.value)],
+}
+print(json.dumps(answers))
+"""
+
+
+def test_parameters_are_those_of_nccl() -> None:
+    """What NCCL 2.30 answers from its registry and the environment (``src/param/c_api.cc``)."""
+    environment = nccl_support.environment(
+        NCCL_DEBUG="info", NCCL_DEBUG_SUBSYS="NET,init", NCCL_DEBUG_FILE="/tmp/log", NCCL_SET_THREAD_NAME="t",
+        NCCL_DEBUG_TIMESTAMP_LEVELS="nonsense",
+    )  # fmt: skip
+    command = [sys.executable, "-c", PARAMETERS, str(nccl_support.shim())]
+    run = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    published = ["", "_FILE", "_SUBSYS", "_TIMESTAMP_FORMAT", "_TIMESTAMP_LEVELS"]
+    assert json.loads(run.stdout) == {
+        "debug": [0, "INFO", 4], "subsystems": [0, "INIT,NET", 8], "levels": [0, "WARN", 4],
+        "format": [0, "[%F %T] ", 8], "flag": [0, "TRUE", 4], "unknown": [4, None, 0], "null": [4, 4],
+        "bind_unknown": 4, "null_handle": 4, "garbage_handle": 4, "u64": [0, 0x11], "u32": [0, 4],
+        "wrong_type": [4] * 7, "str": [0, "/tmp/log", 4], "raw": [0, 9, "/tmp/log"], "no_room": [4, 0],
+        "keys": 0, "all_keys": [*(f"NCCL_DEBUG{name}" for name in published), "NCCL_SET_THREAD_NAME"],
+    }  # fmt: skip
+
+
 REFUSALS = """
 import ctypes, sys
 nccl = ctypes.CDLL(sys.argv[1])

@@ -122,6 +122,7 @@ def test_collectives_are_numpys_in_every_type(ranks: int, tmp_path: Path) -> Non
         ("memory", 2),
         ("lost", 2),
         ("cffi", 3),
+        ("refused", 1),
         pytest.param("far_offsets", 2, marks=pytest.mark.slow),
     ],
 )

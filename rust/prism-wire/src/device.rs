@@ -63,6 +63,14 @@ pub struct SessionTable {
         name: *const c_char,
         fate: c_int,
     ),
+    /// Like `append`, but while the ring is full it waits only until `is_cancelled(context)` is not 0, at which it looks at
+    /// least every tenth of a second: then the answer is 1, and nothing was appended.
+    pub append_unless: unsafe extern "C" fn(
+        record: *const Record,
+        host_cost_ns: i64,
+        is_cancelled: unsafe extern "C" fn(context: *const c_void) -> c_int,
+        context: *const c_void,
+    ) -> c_int,
 }
 
 /// What a receive buffer holds ([`SessionTable::received`]): nothing of what its sender sent, so its bytes are stale.

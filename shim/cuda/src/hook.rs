@@ -31,6 +31,7 @@ static TABLE: SessionTable = SessionTable {
     attach: table_attach,
     copy: table_copy,
     received: values::received,
+    append_unless: table_append_unless,
 };
 
 /// The session's functions for other preloaded libraries; null when the process has no session. Connects.
@@ -44,6 +45,26 @@ unsafe extern "C" fn table_append(record: *const Record, host_cost_ns: i64) -> c
         // SAFETY: the table's user passes a valid record (or null, which is refused).
         let Some(record) = (unsafe { record.as_ref() }) else { return -1 };
         session::get().ok().and_then(|session| session.append(*record, host_cost_ns).ok()).map_or(-1, |()| 0)
+    })
+}
+
+unsafe extern "C" fn table_append_unless(
+    record: *const Record,
+    host_cost_ns: i64,
+    is_cancelled: unsafe extern "C" fn(*const c_void) -> c_int,
+    context: *const c_void,
+) -> c_int {
+    guard(-1, || {
+        // SAFETY: the table's user passes a valid record (or null, which is refused).
+        let Some(record) = (unsafe { record.as_ref() }) else { return -1 };
+        // SAFETY: the function goes with the context.
+        let is_cancelled = || unsafe { is_cancelled(context) != 0 };
+        let appended = session::get().ok().map(|session| session.append_unless(*record, host_cost_ns, &is_cancelled));
+        match appended {
+            Some(Ok(true)) => 0,
+            Some(Ok(false)) => 1,
+            Some(Err(())) | None => -1,
+        }
     })
 }
 

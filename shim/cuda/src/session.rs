@@ -225,6 +225,19 @@ impl Session {
         self.client.append(&record).map_err(|error| lost(&error.to_string()))
     }
 
+    /// Like [`Self::append`], but waits for room in the ring only until `is_cancelled`: then false.
+    pub(crate) fn append_unless(
+        &self,
+        mut record: Record,
+        host_cost_ns: i64,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<bool, ()> {
+        clock::set_driver();
+        clock::forget_reads();
+        record.host_ns = clock::charge(host_cost_ns);
+        self.client.append_unless(&record, is_cancelled).map_err(|error| lost(&error.to_string()))
+    }
+
     /// See [`query`]; `drives` says whether the answer moves the host clock.
     pub(crate) fn query(&self, mut record: Record, drives: bool) -> Option<Reply> {
         record.host_ns = clock::now();

@@ -26,6 +26,7 @@ static TABLE: SessionTable = SessionTable {
     attach,
     copy,
     received,
+    append_unless,
 };
 
 /// The session's functions for other preloaded libraries; null when the process has no session. Connects.
@@ -49,6 +50,21 @@ unsafe extern "C" fn append(record: *const Record, host_cost_ns: i64) -> c_int {
             }
         }
     })
+}
+
+unsafe extern "C" fn append_unless(
+    record: *const Record,
+    host_cost_ns: i64,
+    is_cancelled: unsafe extern "C" fn(context: *const c_void) -> c_int,
+    context: *const c_void,
+) -> c_int {
+    // SAFETY: the caller's function with the caller's context.
+    if unsafe { is_cancelled(context) } != 0 {
+        return 1;
+    }
+    // Holds are appended by the scheduler: nothing here waits for the ring.
+    // SAFETY: passed on.
+    unsafe { append(record, host_cost_ns) }
 }
 
 unsafe extern "C" fn query(record: *const Record, reply: *mut Reply) -> c_int {

@@ -84,20 +84,35 @@ macro_rules! api_table {
                 2.27 ncclCommWindowRegister(comm: Handle, buffer: *mut c_void, bytes: usize, window: *mut *mut c_void, flags: c_int) -> c_int = exports_rest::window_register;
                 2.27 ncclCommWindowDeregister(comm: Handle, window: *mut c_void) -> c_int = exports_rest::window_deregister;
                 2.29 ncclWinGetUserPtr(comm: Handle, window: *mut c_void, pointer: *mut *mut c_void) -> c_int = exports_rest::win_get_user_ptr;
+
+                2.30 ncclParamBind(out: *mut Handle, key: *const c_char) -> c_int = params::bind;
+                2.30 ncclParamGet(handle: Handle, out: *mut c_void, max_bytes: c_int, length: *mut c_int) -> c_int = params::get;
+                2.30 ncclParamGetStr(handle: Handle, out: *mut *const c_char) -> c_int = params::get_str;
+                2.30 ncclParamGetParameter(key: *const c_char, value: *mut *const c_char, length: *mut c_int) -> c_int = params::get_parameter;
+                2.30 ncclParamGetAllParameterKeys(table: *mut *mut *const c_char, length: *mut c_int) -> c_int = params::all_keys;
+                2.30 ncclParamGetI8(handle: Handle, out: *mut c_void) -> c_int = params::no_such_type;
+                2.30 ncclParamGetI16(handle: Handle, out: *mut c_void) -> c_int = params::no_such_type;
+                2.30 ncclParamGetI32(handle: Handle, out: *mut c_void) -> c_int = params::no_such_type;
+                2.30 ncclParamGetI64(handle: Handle, out: *mut c_void) -> c_int = params::no_such_type;
+                2.30 ncclParamGetU8(handle: Handle, out: *mut c_void) -> c_int = params::no_such_type;
+                2.30 ncclParamGetU16(handle: Handle, out: *mut c_void) -> c_int = params::no_such_type;
+                2.30 ncclParamGetU32(handle: Handle, out: *mut u32) -> c_int = params::get_u32;
+                2.30 ncclParamGetU64(handle: Handle, out: *mut u64) -> c_int = params::get_u64;
+
+                2.28 ncclDevCommCreate(comm: Handle, requirements: *const c_void, out: *mut c_void) -> c_int = one_sided::dev_comm_create;
+                2.28 ncclDevCommDestroy(comm: Handle, device_comm: *const c_void) -> c_int = one_sided::dev_comm_destroy;
+                2.29 ncclGetLsaDevicePointer(window: *mut c_void, offset: usize, rank: c_int, out: *mut *mut c_void) -> c_int = one_sided::lsa_pointer;
+                2.29 ncclGetPeerDevicePointer(window: *mut c_void, offset: usize, peer: c_int, out: *mut *mut c_void) -> c_int = one_sided::peer_pointer;
+                2.29 ncclGetLsaMultimemDevicePointer(window: *mut c_void, offset: usize, out: *mut *mut c_void) -> c_int = one_sided::multimem_pointer;
+                2.29 ncclPutSignal(local: *const c_void, count: usize, dtype: c_int, peer: c_int, window: *mut c_void, offset: usize, signal: c_int, context: c_int, flags: c_uint, comm: Handle, stream: Handle) -> c_int = one_sided::put_signal;
+                2.29 ncclSignal(peer: c_int, signal: c_int, context: c_int, flags: c_uint, comm: Handle, stream: Handle) -> c_int = one_sided::signal;
+                2.29 ncclWaitSignal(count: c_int, waits: *const c_void, comm: Handle, stream: Handle) -> c_int = one_sided::wait_signal;
             }
             without_twin {
                 2.28 ncclResetDebugInitInternal() -> () = exports_rest::reset_debug_init;
             }
             refused {
-                2.28 comm ncclDevCommCreate InvalidUsage;
-                2.28 comm ncclDevCommDestroy InvalidUsage;
-                2.29 plain ncclPutSignal InvalidUsage;
-                2.29 plain ncclSignal InvalidUsage;
-                2.29 plain ncclWaitSignal InvalidUsage;
-                2.29 plain ncclGetLsaDevicePointer InvalidUsage;
-                2.29 plain ncclGetLsaMultimemDevicePointer InvalidUsage;
                 2.29 plain ncclGetMultimemDevicePointer InvalidUsage;
-                2.29 plain ncclGetPeerDevicePointer InvalidUsage;
                 2.31 plain ncclGetMultimemDeviceLeInfo InvalidUsage;
                 2.31 plain ncclGetCftDeviceLeInfo InvalidUsage;
                 2.31 plain ncclGetPeerDeviceLeInfo InvalidUsage;
@@ -107,19 +122,6 @@ macro_rules! api_table {
                 2.29 plain ncclGinOutboxCreateRequirement InvalidUsage;
                 2.29 plain ncclGinInboxA2ACreateRequirement InvalidUsage;
                 2.32 plain ncclSetEncryption InvalidUsage;
-                2.30 plain ncclParamBind InvalidUsage;
-                2.30 plain ncclParamGet InvalidUsage;
-                2.30 plain ncclParamGetStr InvalidUsage;
-                2.30 plain ncclParamGetParameter InvalidUsage;
-                2.30 plain ncclParamGetAllParameterKeys InvalidUsage;
-                2.30 plain ncclParamGetI8 InvalidUsage;
-                2.30 plain ncclParamGetI16 InvalidUsage;
-                2.30 plain ncclParamGetI32 InvalidUsage;
-                2.30 plain ncclParamGetI64 InvalidUsage;
-                2.30 plain ncclParamGetU8 InvalidUsage;
-                2.30 plain ncclParamGetU16 InvalidUsage;
-                2.30 plain ncclParamGetU32 InvalidUsage;
-                2.30 plain ncclParamGetU64 InvalidUsage;
             }
         }
     };

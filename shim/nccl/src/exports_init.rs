@@ -20,7 +20,7 @@ pub(crate) unsafe fn get_version(version: *mut c_int) -> Outcome {
 }
 
 /// The version to answer. A malformed override is told and not used.
-fn own_version() -> c_int {
+pub(crate) fn own_version() -> c_int {
     config::nccl_version().unwrap_or_else(|text| {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {

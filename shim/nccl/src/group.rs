@@ -215,8 +215,8 @@ fn launch_all(operations: Vec<Pending>, room: &mut Vec<Pending>) -> Outcome {
     let ordinal = next_ordinal();
     let is_host = session.is_host();
     {
-        let on_host = is_host.then(|| cancelled_with(&operations));
-        let cancelled = || on_host.as_ref().is_some_and(|cancelled| cancelled());
+        let is_interrupted = |operation: &Pending| operation.comm.is_interrupted_since(operation.record.e);
+        let cancelled = || operations.iter().any(is_interrupted);
         for operation in &operations {
             session.append_unless(&Record { h: ordinal, ..operation.record }, &cancelled)?;
             session.fill_before(operation.comm, operation.payload.as_ref());

@@ -38,7 +38,9 @@ mod guard;
 mod host;
 mod life;
 mod notes;
+mod one_sided;
 mod ops;
+mod params;
 mod passthrough;
 mod session;
 mod shares;
@@ -46,7 +48,7 @@ mod staged;
 mod values;
 
 use abi::{Code, CollConfig, RawUniqueId, SimInfo, Team};
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::{c_char, c_int, c_uint, c_void};
 
 /// An opaque handle of the caller (`ncclComm_t`, `cudaStream_t`, `ncclWindow_t`).
 type Handle = *mut c_void;

@@ -144,7 +144,7 @@ fn enqueue_on(call: &Call, comm: Comm) -> Outcome {
         return group::launch_alone(session, Pending::new(comm, record, payload, None));
     }
     session.fill_before(comm, payload.as_ref());
-    session.append(&record)?;
+    session.append_unless(&record, &|| comm.is_interrupted_since(record.e))?;
     if let Some(payload) = payload.as_ref().filter(|_| !session.is_real()) {
         fill(session, comm, payload);
     }
@@ -194,7 +194,7 @@ fn enqueue_message(session: &'static Session, call: &Call, comm: Comm, dtype: Da
     if session.is_host() || comm.is_non_blocking() {
         return group::launch_alone(session, Pending::new(comm, record, None, message));
     }
-    session.append(&record)?;
+    session.append_unless(&record, &|| comm.is_interrupted_since(record.e))?;
     if !is_send {
         group::note_received(session, call.recv, bytes);
         comm.count_tier(session, Tier::Shape, KIND_RECEIVE);

@@ -8,7 +8,7 @@ use crate::abi::Code;
 use crate::channel::{self, interrupted};
 use crate::comm;
 use crate::config::{self, Device};
-use crate::guard::{Failure, Outcome};
+use crate::guard::{self, Failure, Outcome};
 use crate::host::{Gone, Host};
 use core::ffi::{CStr, c_int, c_void};
 use prism_wire::control::{CONFIG_LIVE, CONFIG_RULES, CONFIG_TURNS, Contribution};
@@ -218,8 +218,15 @@ impl Session {
     #[inline]
     fn push(&self, record: &Record, cost_ns: i64, is_cancelled: &dyn Fn() -> bool) -> Outcome {
         let is_sent = match &self.link {
-            // SAFETY: a function of the table, with a valid record.
-            Link::Table(table) => unsafe { (table.append)(record, cost_ns) == 0 },
+            // SAFETY: a function of the table, with a valid record; the context is what the function takes it for.
+            Link::Table(table) => {
+                match unsafe { (table.append_unless)(record, cost_ns, ask_cancelled, (&raw const is_cancelled).cast()) }
+                {
+                    0 => true,
+                    1 => return Err(interrupted()),
+                    _ => false,
+                }
+            }
             Link::Host(host) => match host.append(record, cost_ns, is_cancelled) {
                 Ok(Some(())) => true,
                 Ok(None) => return Err(interrupted()),
@@ -422,6 +429,13 @@ impl Session {
             Link::Host(host) => host.free(pointer),
         }
     }
+}
+
+/// Asks the closure that `context` points to.
+unsafe extern "C" fn ask_cancelled(context: *const c_void) -> c_int {
+    // SAFETY: [`Session::push`] passes this reference to a closure, which outlives the call.
+    let is_cancelled = unsafe { &*context.cast::<&dyn Fn() -> bool>() };
+    guard::call(|| c_int::from(is_cancelled()))
 }
 
 /// The table offered by another library of this process, if it has a session.

@@ -58,6 +58,14 @@ static int test_append(const Record *record, int64_t cost_ns) {
     return 0;
 }
 
+static int test_append_unless(const Record *record, int64_t cost_ns, int (*is_cancelled)(const void *), const void *context) {
+    while (prism_test_ring_is_full) {
+        prism_test_num_waiting = 1;
+        if (is_cancelled(context)) return 1;
+    }
+    return test_append(record, cost_ns);
+}
+
 static int test_query(const Record *record, void *reply) {
     (void)reply;
     return record->kind == STREAM_QUERY && record->flags == BACKGROUND ? 0 : -1;
@@ -135,12 +143,14 @@ typedef struct {
     int (*attach)(void (*)(void *), void *);
     int (*copy)(void *, const void *, size_t);
     void (*received)(const void *, size_t, const void *, size_t, const char *, int);
+    int (*append_unless)(const Record *, int64_t, int (*)(const void *), const void *);
 } SessionTable;
 
 static const SessionTable TABLE = {
     sizeof(SessionTable), test_append, test_query, test_control, test_stream_id, test_is_capturing, test_current_device,
     test_is_device_memory, test_device_alloc, test_device_free, test_config,
     test_is_real, test_attach, test_copy, test_received,
+    test_append_unless,
 };
 
 EXPORTED const SessionTable *prism_session_table_v1(void) { return &TABLE; }
