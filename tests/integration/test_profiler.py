@@ -27,7 +27,7 @@ with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_sh
     for _ in range(3):
         data = batch.to("cuda", non_blocking=True)
         layer(data).float().sum().backward()
-        dist.all_reduce(layer.weight.grad)
+        dist.all_reduce(layer.weight.grad, async_op=True).wait()
         with torch.cuda.stream(side):
             torch.zeros(1 << 20, device="cuda").add_(1)
     torch.cuda.synchronize()

@@ -12,6 +12,7 @@ use prism_wire::control::{ControlKind, TIMELINE_ENTRY_BYTES};
 use prism_wire::message::{CopyDirection, Record, RecordKind};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -104,6 +105,27 @@ fn function(kind: RecordKind) -> Option<u32> {
     })
 }
 
+/// The name of a runtime function as CUPTI has it: with the version of its signature.
+pub(super) fn function_name(function: u32) -> Option<&'static CStr> {
+    Some(match function {
+        20 => c"cudaMalloc_v3020",
+        22 => c"cudaFree_v3020",
+        41 => c"cudaMemcpyAsync_v3020",
+        51 => c"cudaMemsetAsync_v3020",
+        131 => c"cudaStreamSynchronize_v3020",
+        132 => c"cudaStreamQuery_v3020",
+        135 => c"cudaEventRecord_v3020",
+        137 => c"cudaEventSynchronize_v3020",
+        138 => c"cudaEventQuery_v3020",
+        139 => c"cudaEventElapsedTime_v3020",
+        147 => c"cudaStreamWaitEvent_v3020",
+        165 => c"cudaDeviceSynchronize_v3020",
+        211 => c"cudaLaunchKernel_v7000",
+        430 => c"cudaLaunchKernelExC_v11060",
+        _ => return None,
+    })
+}
+
 /// A call has been made: `record` is what the engine gets of it. It began `before_ns` before the record's time and ended
 /// `after_ns` after it. Gives device work its correlation id.
 #[cold]
@@ -145,7 +167,8 @@ pub(crate) fn note(record: &mut Record, before_ns: i64, after_ns: i64) {
     {
         store.ready.push(Activity::Sync(sync));
     }
-    if kind.is_device_work() {
+    // A profiler may have stopped listening by the time it fetches.
+    if kind.is_device_work() && wants(activity_kind(kind)) {
         record.correlate(kind, correlation);
         store.open.insert(correlation, (*record, kind, device::current() as u32));
     }
@@ -170,10 +193,7 @@ pub(super) fn take() -> Vec<Activity> {
     let mut store = store();
     for (correlation, start, end) in told {
         let Some((record, kind, device)) = store.open.remove(&correlation) else { continue };
-        let times = [start, end].map(tsc::stamp);
-        if let Some(activity) = work(&record, kind, device, correlation, times) {
-            store.ready.push(activity);
-        }
+        store.ready.push(work(&record, kind, device, correlation, [start, end].map(tsc::stamp)));
     }
     std::mem::take(&mut store.ready)
 }
@@ -182,7 +202,10 @@ pub(super) fn take() -> Vec<Activity> {
 fn timeline() -> Vec<(u32, i64, i64)> {
     let mut told = Vec::new();
     loop {
-        let Ok(answer) = session::control(ControlKind::Timeline, &[]) else { return told };
+        let Ok(answer) = session::control(ControlKind::Timeline, &[]) else {
+            // The session is over or has failed, and said so.
+            return told;
+        };
         let Some((left, entries)) = answer.split_first_chunk::<8>() else { return told };
         for entry in entries.chunks_exact(TIMELINE_ENTRY_BYTES) {
             let number = |at: usize| i64::from_le_bytes(std::array::from_fn(|byte| entry[at + byte]));
@@ -194,29 +217,34 @@ fn timeline() -> Vec<(u32, i64, i64)> {
     }
 }
 
-fn work(record: &Record, record_kind: RecordKind, device: u32, correlation: u32, times: [u64; 2]) -> Option<Activity> {
-    let is_kernel = !matches!(record_kind, RecordKind::Memcpy | RecordKind::Memset);
+/// The kind of activity that device work is.
+fn activity_kind(kind: RecordKind) -> u32 {
+    match kind {
+        RecordKind::Memcpy => kind::MEMCPY,
+        RecordKind::Memset => kind::MEMSET,
+        _ => kind::CONCURRENT_KERNEL,
+    }
+}
+
+fn work(record: &Record, kind: RecordKind, device: u32, correlation: u32, times: [u64; 2]) -> Activity {
     let stream = record.stream;
-    match record_kind {
-        RecordKind::Memcpy if wants(kind::MEMCPY) => {
+    match kind {
+        RecordKind::Memcpy => {
             let mut copy = MemcpyActivity::new(device, stream, correlation, times, record.a);
             (copy.copy_kind, copy.from_kind, copy.to_kind) = copy_kinds(record.b, record.c == 1);
-            Some(Activity::Memcpy(copy))
+            Activity::Memcpy(copy)
         }
-        RecordKind::Memset if wants(kind::MEMSET) => {
-            Some(Activity::Memset(MemsetActivity::new(device, stream, correlation, times, record.a)))
-        }
-        _ if is_kernel && wants(kind::CONCURRENT_KERNEL) => {
+        RecordKind::Memset => Activity::Memset(MemsetActivity::new(device, stream, correlation, times, record.a)),
+        _ => {
             let mut kernel = KernelActivity::new(device, stream, correlation, times);
-            kernel.name = names::of(record, record_kind);
-            if record_kind == RecordKind::Kernel {
+            kernel.name = names::of(record, kind);
+            if kind == RecordKind::Kernel {
                 kernel.grid = [record.a as i32, (record.a >> 32) as i32, record.b as i32];
                 kernel.block = [(record.b >> 32) as i32, 1, 1];
                 kernel.dynamic_shared = record.c as i32;
             }
-            Some(Activity::Kernel(kernel))
+            Activity::Kernel(kernel)
         }
-        _ => None,
     }
 }
 

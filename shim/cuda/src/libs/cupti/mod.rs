@@ -57,15 +57,10 @@ not_supported!(
     cuptiActivityFlushPeriod,
     cuptiActivityGetAttribute,
     cuptiEnableAllDomains,
-    cuptiEnableCallback,
     cuptiEnableDomain,
-    cuptiGetCallbackName,
     cuptiGetCallbackState,
     cuptiProfilerInitialize,
-    cuptiSubscribe,
-    cuptiSubscribe_v2,
     cuptiSupportedDomains,
-    cuptiUnsubscribe,
 );
 
 /// `CUpti_BuffersCallbackRequestFunc`.
@@ -299,6 +294,62 @@ pub extern "C" fn cuptiActivityEnableDriverApi(_function: u32, _enable: u8) -> S
 #[unsafe(no_mangle)]
 pub extern "C" fn cuptiActivityEnableCudaEventDeviceTimestamps(_enable: u8) -> Status {
     SUCCESS
+}
+
+/// A subscriber, of which there is one. The only callbacks it may ask for are those of the resource domain: contexts are
+/// created before anybody can subscribe, so there are none to make.
+///
+/// # Safety
+/// `subscriber` must be null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuptiSubscribe(
+    subscriber: *mut *mut c_void,
+    _callback: *const c_void,
+    _data: *mut c_void,
+) -> Status {
+    static SUBSCRIBER: u8 = 0;
+    if session::get().is_err() {
+        return NOT_SUPPORTED;
+    }
+    // SAFETY: the caller's contract.
+    guard(UNKNOWN, || unsafe { write(subscriber, (&raw const SUBSCRIBER).cast_mut().cast()) })
+}
+
+/// The end of [`cuptiSubscribe`].
+#[unsafe(no_mangle)]
+pub extern "C" fn cuptiUnsubscribe(_subscriber: *mut c_void) -> Status {
+    SUCCESS
+}
+
+/// `CUPTI_CB_DOMAIN_RESOURCE`.
+const RESOURCE_DOMAIN: u32 = 3;
+
+/// `CUPTI_CB_DOMAIN_RUNTIME_API`.
+const RUNTIME_DOMAIN: u32 = 2;
+
+/// The name of a function that records name by number.
+///
+/// # Safety
+/// `name` must be null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuptiGetCallbackName(domain: u32, function: u32, name: *mut *const c_char) -> Status {
+    guard(UNKNOWN, || match collector::function_name(function).filter(|_| domain == RUNTIME_DOMAIN) {
+        // SAFETY: the caller's contract.
+        Some(text) => unsafe { write(name, text.as_ptr()) },
+        None => INVALID_PARAMETER,
+    })
+}
+
+/// Asks for callbacks, or for none any more. See [`cuptiSubscribe`].
+#[unsafe(no_mangle)]
+pub extern "C" fn cuptiEnableCallback(enable: u32, _subscriber: *mut c_void, domain: u32, _function: u32) -> Status {
+    guard(UNKNOWN, || {
+        if enable == 0 || domain == RESOURCE_DOMAIN {
+            return SUCCESS;
+        }
+        unsupported::call(&format!("cuptiEnableCallback(domain {domain})"));
+        NOT_SUPPORTED
+    })
 }
 
 /// The end of profiling.

@@ -222,7 +222,8 @@ extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut 
         set(FREE);
         return;
     } else if clock::is_virtual() {
-        ticks(clock::read())
+        // A thread that has not driven the device yet may be about to: its readings must not run ahead of its calls.
+        ticks(if clock::is_driver() { clock::read() } else { clock::now() })
     } else {
         set(FREE);
         let value = counter();
