@@ -206,7 +206,7 @@ def export(
 ) -> None:
     """Write what ranks did when for a trace viewer, or the job as messages for another simulator."""
     if format == "goal":
-        document = run_export(graph, output, messages=messages, tick_ps=tick_ps, rendezvous=rendezvous)
+        document = run_export(graph, output, messages=messages, tick_ps=tick_ps, rendezvous=rendezvous)  # type: ignore[arg-type]
     else:
         chosen = parse_ranks(ranks, open_graph(graph).world_size) if ranks is not None else None
         document = export_timeline(

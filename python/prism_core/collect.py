@@ -209,8 +209,8 @@ class _Collector:
 
             def open_room(ranks: Sequence[int], at_once: int = 0) -> _Room:
                 room = _open_room(
-                    ranks, self._config.world_size, self._device, self._kernels, self._published, self._variables, self._told,
-                    rules=self._rules, at_once=at_once,
+                    ranks, self._config.world_size, self._device, self._kernels, self._published, self._variables,
+                    self._told, rules=self._rules, at_once=at_once,
                 )  # fmt: skip
                 return stack.enter_context(room)
 
