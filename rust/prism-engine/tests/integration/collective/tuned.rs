@@ -438,7 +438,8 @@ proptest! {
 
     #[test]
     fn tiny_calls_take_ll_and_huge_ones_simple(topology in topologies(), version in versions()) {
-        let table = model(version, &topology, &NcclSettings::default());
+        // PAT knows Simple only.
+        let table = model(version, &topology, &settings(&[("NCCL_PAT_ENABLE", "0")]));
         for function in Function::ALL {
             prop_assert_eq!(table.choose(function, 8, 1).expect("free").protocol, Protocol::Ll);
             let huge = table.choose(function, 1 << 42, 1).expect("free");
