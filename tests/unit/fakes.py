@@ -53,9 +53,12 @@ class FakeSession:
     failure: str | None = None
     made: ClassVar[list[FakeSession]] = []
 
-    def __init__(self, options_json: str, graph: FakeGraph | None = None) -> None:
+    def __init__(self, options_json: str, graph: FakeGraph | None = None, values: object = None) -> None:
         self.options = json.loads(options_json)
         self.graph = graph
+        self.values = values
+        self.running: set[int] = set()
+        self.most_running = 0
         self.exited: dict[int, int] = {}
         self.seen: set[int] = set()
         FakeSession.made.append(self)
@@ -70,8 +73,17 @@ class FakeSession:
     def absent_value(self, key: bytes) -> bytes | None:
         return None
 
+    def take_turn(self, rank: int) -> bool:
+        at_once = self.options.get("at_once") or len(self.options["live"])
+        if len(self.running) == at_once:
+            return False
+        self.running.add(rank)
+        self.most_running = max(self.most_running, len(self.running))
+        return True
+
     def process_exited(self, rank: int, returncode: int) -> None:
         self.exited[rank] = returncode
+        self.running.discard(rank)
 
     def _connected(self, rank: int) -> bool:
         if self.directory.exists() and (self.directory / f"connected-{rank}").exists():
@@ -95,7 +107,7 @@ class FakeSession:
     def recording(self, rank: int) -> FakeRecording:
         info = {
             "comms": self.comms, "groups": [], "p2p_ordinals": [], "unsupported": {"cudaFoo": 2}, "iterations": 2,
-            "peak_allocated_bytes": 5, "peak_reserved_bytes": 6, "notes": {},
+            "peak_allocated_bytes": 5, "peak_reserved_bytes": 6, "tiers": [], "notes": {},
         }  # fmt: skip
         return FakeRecording(rank, type(self).program_of(rank), info)
 

@@ -10,6 +10,7 @@ import prism_core
 import pytest
 from prism_core.errors import ConfigError, RankFailedError, SessionError
 from prism_core.report import collect_text, emulate_text, read_run, to_html
+from prism_core.rules import Rules
 
 PROGRAM = ["sh", "-c", fakes.CONNECT]
 
@@ -50,6 +51,22 @@ def test_collect_refuses_what_cannot_work_before_it_starts(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="asked for 8 ranks"):
         prism_core.collect(["torchrun", "--nproc-per-node", "8", "x.py"], 16, tmp_path / "job.prism")
     assert fakes.FakeSession.made == []
+
+
+def test_exact_collect_plays_all_ranks_in_one_session(tmp_path: Path, fake_engine: type[fakes.FakeSession]) -> None:
+    rules = Rules([])
+    how = {"device": "host:h100-sxm", "ranks": "all", "exact": True, "rules": rules}
+    summary = prism_core.collect(PROGRAM, 6, tmp_path / "job.prism", jobs=2, **how)
+    assert summary["ranks_run"] == list(range(6)) and [rank["tiers"] for rank in summary["ranks"]] == [[]] * 6
+    (session,) = fake_engine.made
+    assert (session.options["live"], session.options["at_once"], session.values) == (list(range(6)), 2, rules)
+    assert session.most_running == 2
+    with pytest.raises(ConfigError, match="--exact needs --ranks all"):
+        prism_core.collect(PROGRAM, 6, tmp_path / "job.prism", device="host:h100-sxm", exact=True)
+    with pytest.raises(ConfigError, match="--device host"):
+        prism_core.collect(PROGRAM, 6, tmp_path / "job.prism", ranks="all", exact=True)
+    with pytest.raises(ConfigError, match="--device host"):
+        prism_core.collect(PROGRAM, 6, tmp_path / "job.prism", rules=rules)
 
 
 def test_collect_says_that_a_program_never_called_nccl(tmp_path: Path, fake_engine: type[fakes.FakeSession]) -> None:

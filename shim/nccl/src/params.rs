@@ -91,7 +91,9 @@ impl Parameter {
             Kind::Text(_) => 0,
             Kind::Flag => given.and_then(flag).map_or(0, u64::from),
             Kind::Level(options) => given.and_then(|name| value_of(options, name.trim())).unwrap_or(0),
-            Kind::Mask32(options, default) => given.and_then(|names| mask(options, names)).unwrap_or(default) & 0xffff_ffff,
+            Kind::Mask32(options, default) => {
+                given.and_then(|names| mask(options, names)).unwrap_or(default) & 0xffff_ffff
+            }
             Kind::Mask64(options, default) => given.and_then(|names| mask(options, names)).unwrap_or(default),
         }
     }

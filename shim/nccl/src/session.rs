@@ -297,6 +297,11 @@ impl Session {
         }
     }
 
+    /// Can there be members beside this rank that run, or rules for those that do not?
+    pub(crate) fn may_exchange(&self) -> bool {
+        self.is_host() && (self.has_rules || self.live > 1)
+    }
+
     /// Do ranks take turns, so that one that waits must give its turn up?
     pub(crate) fn has_turns(&self) -> bool {
         self.has_turns

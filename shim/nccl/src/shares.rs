@@ -58,7 +58,7 @@ enum Said {
 
 /// Gives a communicator its exchange, if it needs one: some members run here and now, and not all of them side by side.
 pub(crate) fn attach(session: &Session, comm: Comm) -> Outcome {
-    if !session.is_host() || comm.nranks() < 2 {
+    if !session.may_exchange() || comm.nranks() < 2 {
         return Ok(());
     }
     let (exchange, live) = session.exchange_of(comm.id())?;

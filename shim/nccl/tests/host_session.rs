@@ -4,7 +4,7 @@
 
 mod support;
 
-use prism_wire::control::{ControlKind, UNIQUE_ID_LOCAL_MAGIC};
+use prism_wire::control::{ControlKind, KIND_RECEIVE, UNIQUE_ID_LOCAL_MAGIC};
 use prism_wire::frame::{CommSplitAnswer, DeviceMode, Request};
 use prism_wire::message::{CollectiveKind, DataType, Record, RecordKind, RecordKind as K, Reply, ReplyStatus};
 use prism_wire::server::{ControlChannel, Listener, handshake};
@@ -144,6 +144,12 @@ fn host_program_runs_and_its_calls_are_done_when_they_return() {
     let split = Request::CommSplit { comm_id: 2, parent: 1, color: 1, key: 0, group_name: String::new() };
     assert!(seen.requests.contains(&split), "{:?}", seen.requests);
     let notes: Vec<_> = seen.requests.iter().filter(|request| matches!(request, Request::Note { .. })).collect();
+    // Kind and tier: a mirrored all-reduce, a receive that nobody sends, a mirrored all-gather.
+    for (comm_id, kind, tier) in
+        [(1, CollectiveKind::AllReduce as u32, 1), (1, KIND_RECEIVE, 0), (2, CollectiveKind::AllGather as u32, 1)]
+    {
+        assert!(seen.requests.contains(&Request::Tier { comm_id, kind, tier, count: 1 }), "{:?}", seen.requests);
+    }
     assert_eq!(notes.len(), 2, "one mirrored all-reduce, one mirrored all-gather: {notes:?}");
 }
 

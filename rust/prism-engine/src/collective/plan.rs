@@ -186,8 +186,9 @@ fn together(
             end
         }
         Ends::Each(ends) => {
-            out.iter_mut().zip(ends).for_each(|(out, end)| *out = start + SimTime::from_ps(*end));
-            out.iter().copied().max().unwrap_or_default()
+            // Both within the limit, so that the sum cannot overflow; saturating ones would take four times as long.
+            out.iter_mut().zip(ends).for_each(|(out, end)| *out = SimTime::from_ps(start.as_ps().wrapping_add(*end)));
+            at_least_limit(first) + outcome.last
         }
     }
 }

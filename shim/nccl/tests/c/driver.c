@@ -654,12 +654,12 @@ static void end_in_full_ring(void *(*call)(void *), ncclResult_t (*end_comm)(ncc
     }
 }
 
-static ncclResult_t revoke(ncclComm_t comm) { return ncclCommRevoke(comm, 0); }
+static ncclResult_t revoke_comm(ncclComm_t comm) { return ncclCommRevoke(comm, 0); }
 
 static void watchdog(void) {
     void *(*const CALLS[])(void *) = {call_in_full_ring, send_in_full_ring, group_in_full_ring};
     for (size_t i = 0; i < sizeof CALLS / sizeof *CALLS; i++) {
-        end_in_full_ring(CALLS[i], revoke);
+        end_in_full_ring(CALLS[i], revoke_comm);
         end_in_full_ring(CALLS[i], ncclCommAbort);
         /* The engine hears of the abort with the next record. */
         ncclComm_t other = make_comm(2, 0);
