@@ -1,4 +1,4 @@
-"""Values of real PyTorch programs on a device that runs no kernels: right, provided by a rule, or known to be unknown."""
+"""Values of PyTorch programs on a device that runs no kernels: right, given by a rule, or reported as unknown."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ EXPRESSIONS = {
     "tril": "torch.tril(torch.ones(3, 3, **d))",
     "repeat_interleave": "torch.repeat_interleave(torch.arange(3, **d), torch.tensor([1, 2, 0], **d))",
     "scatter": "torch.zeros(3, 4, **d).scatter(1, torch.tensor([[0], [1], [3]], **d), 1.0)",
-    "accumulate": "torch.zeros(3, **d).index_put_((torch.tensor([0, 0, 2], **d),), torch.ones(3, **d), accumulate=True)",
+    "accumulate": "torch.zeros(3, **d).index_put_((torch.tensor([0, 0, 2], **d),), torch.ones(3, **d), True)",
     "mean": "torch.arange(6.0, **d).view(2, 3).mean(1)",
     "any": "torch.tensor([[0, 1], [0, 0]], **d).bool().any(1)",
     "convert": "torch.tensor([1.5, 2.25], **d).to(torch.bfloat16).float()",

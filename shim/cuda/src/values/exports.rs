@@ -152,6 +152,7 @@ pub unsafe extern "C" fn prism_value_note(text: *const c_char) {
 /// `name` must be a C string that lives for ever.
 unsafe fn number_of(name: *const c_char) -> u32 {
     const MOST: usize = 16;
+    static ADDS: Mutex<()> = Mutex::new(());
     static KNOWN_NAMES: [(AtomicUsize, AtomicU32); MOST] = [const { (AtomicUsize::new(0), AtomicU32::new(0)) }; MOST];
     for (address, number) in &KNOWN_NAMES {
         match address.load(Ordering::Acquire) {
@@ -162,7 +163,6 @@ unsafe fn number_of(name: *const c_char) -> u32 {
     }
     // SAFETY: the contract of this function.
     let number = known::number(&unsafe { CStr::from_ptr(name) }.to_string_lossy());
-    static ADDS: Mutex<()> = Mutex::new(());
     let _guard = ADDS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(free) = KNOWN_NAMES.iter().find(|(address, _)| address.load(Ordering::Relaxed) == 0) {
         free.1.store(number, Ordering::Relaxed);
