@@ -1,4 +1,4 @@
-"""Values of real PyTorch programs on a device that runs no kernels: right, provided by a rule, or known to be unknown."""
+"""Values of PyTorch programs on a device that runs no kernels: right, given by a rule, or reported as unknown."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ EXPRESSIONS = {
     "tril": "torch.tril(torch.ones(3, 3, **d))",
     "repeat_interleave": "torch.repeat_interleave(torch.arange(3, **d), torch.tensor([1, 2, 0], **d))",
     "scatter": "torch.zeros(3, 4, **d).scatter(1, torch.tensor([[0], [1], [3]], **d), 1.0)",
-    "accumulate": "torch.zeros(3, **d).index_put_((torch.tensor([0, 0, 2], **d),), torch.ones(3, **d), accumulate=True)",
+    "accumulate": "torch.zeros(3, **d).index_put_((torch.tensor([0, 0, 2], **d),), torch.ones(3, **d), True)",
     "mean": "torch.arange(6.0, **d).view(2, 3).mean(1)",
     "any": "torch.tensor([[0, 1], [0, 0]], **d).bool().any(1)",
     "convert": "torch.tensor([1.5, 2.25], **d).to(torch.bfloat16).float()",
@@ -167,9 +167,7 @@ LOSSES = """
 """
 
 
-def test_rules_give_losses_and_overflows(
-    torch_program: list[str], prism: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_rules_give_losses_and_overflows(torch_program: list[str], prism: Callable[..., Any], tmp_path: Path) -> None:
     rules, program = write(tmp_path / "rules.toml", RULES), write(tmp_path / "program.py", LOSSES)
     graph = tmp_path / "job.prism"
     command = [sys.executable, program]
@@ -242,35 +240,40 @@ MIXTURE = """
 """
 
 
+RECORDED = [128, 0, 64, 64, 100, 28, *[64] * 10]
+
+
 @pytest.mark.parametrize(
-    ("rules", "counts"),
+    ("rules", "world", "ranks"),
     [
-        ("", [64] * 16),
-        ('[routing]\nkind = "recorded"\ncounts = [[128, 0, 64, 64, 100, 28, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64]]', None),
-        ('[routing]\nkind = "zipf"\nexponent = 1.5\nseed = 3', "skewed"),
+        ("", 8, "5"),
+        (f'[routing]\nkind = "recorded"\ncounts = [{RECORDED}]', 8, "5"),
+        # Every place among the experts has its own number of tokens: each rank is a role of its own.
+        ('[routing]\nkind = "zipf"\nexponent = 1.5\nseed = 3', 2, "all"),
     ],
+    ids=["balanced", "recorded", "zipf"],
 )
 def test_tokens_go_to_experts_by_the_rule(
-    rules: str, counts: Any, torch_program: list[str], prism: Callable[..., Any], tmp_path: Path
+    rules: str, world: int, ranks: str, torch_program: list[str], prism: Callable[..., Any], tmp_path: Path
 ) -> None:
     write(tmp_path / "megatron/core/transformer/moe/router.py", ROUTER)
     program, graph = write(tmp_path / "program.py", MIXTURE), tmp_path / "job.prism"
     file = tmp_path / "rules.toml"
     file.write_text(rules)
-    command = [sys.executable, program]
-    summary = prism("collect", "--world-size", 8, "--ranks", "5", "--rules", file, "-o", graph, "--", *command).document
-    found = printed((tmp_path / "job.logs/rank-5.log").read_text())
+    options = ["--world-size", world, "--ranks", ranks, "--rules", file]
+    summary = prism("collect", *options, "-o", graph, "--", sys.executable, program).document
+    rank = 5 if ranks == "5" else 1
+    found = printed((tmp_path / f"job.logs/rank-{rank}.log").read_text())
     for step in range(2):
         per_expert, sends, receives = found[f"splits{step}"]
         assert sum(per_expert) == 512 * 2
-        assert sends == [sum(per_expert[at : at + 2]) for at in range(0, 16, 2)]
-        assert receives == sends, "every peer is taken to send what it is sent"
-        if isinstance(counts, list):
-            assert per_expert == counts
-        elif counts == "skewed":
+        share = 16 // world
+        assert sends == [sum(per_expert[at : at + share]) for at in range(0, 16, share)]
+        assert receives == [sends[rank]] * world, "every peer is taken to send what this rank sends itself"
+        if "zipf" in rules:
             assert max(per_expert) > 4 * min(per_expert)
         else:
-            assert per_expert == [128, 0, 64, 64, 100, 28, *[64] * 10]
+            assert per_expert == (RECORDED if "recorded" in rules else [64] * 16)
     values = summary["ranks"][0]["values"]
     assert values["unknown"] == 0, values["sites"]
     assert any(site["source"].startswith("routing: ") for site in values["sites"])
@@ -304,9 +307,7 @@ def test_a_rule_in_python(torch_program: list[str], prism: Callable[..., Any], t
     write(tmp_path / "my_rules.py", USER_RULES)
     rules = write(tmp_path / "rules.toml", '[python]\nfiles = ["my_rules.py"]\n')
     program, graph = write(tmp_path / "program.py", USER_PROGRAM), tmp_path / "job.prism"
-    summary = prism(
-        "collect", "--world-size", 1, "--rules", rules, "-o", graph, "--", sys.executable, program
-    ).document
+    summary = prism("collect", "--world-size", 1, "--rules", rules, "-o", graph, "--", sys.executable, program).document
     assert printed((tmp_path / "job.logs/rank-0.log").read_text())["score"] == [[3.0, 3.0]] * 300
     sites = summary["ranks"][0]["values"]["sites"]
     assert [(site["grade"], site["source"]) for site in sites] == [("provided", "my rule")]

@@ -16,7 +16,6 @@ overflows = [3, 100]            # updates of the loss scale, from 0, before whic
 kind = "zipf"                   # balanced (default), zipf, recorded or off
 exponent = 1.2                  # zipf: popularity of the n-th expert is n ** -exponent
 seed = 0
-per_rank = false                # zipf: other experts are popular on other ranks
 counts = [[5, 3], [4, 4]]       # recorded: tokens per expert, a row for each layer in turn
 targets = ["my_model:Router.gate"]  # modules or methods that return logits, besides those of known frameworks
 
@@ -94,7 +93,6 @@ class Routing:
     kind: RoutingKind = "balanced"
     exponent: float = 1.0
     seed: int = 0
-    per_rank: bool = False
     counts: Sequence[Sequence[int]] = ()
     targets: Sequence[str] = ()
 

@@ -39,8 +39,8 @@ struct Library {
   int (*grade)(const void*, size_t) = nullptr;
   void (*set)(const void*, size_t, int) = nullptr;
   int (*rule)(const char*) = nullptr;
-  void (*save)(const void*) = nullptr;
-  void (*restore)() = nullptr;
+  void (*hold)() = nullptr;
+  int (*release)() = nullptr;
   void (*script)(int64_t, int) = nullptr;
   void (*note)(const char*) = nullptr;
 
@@ -48,13 +48,13 @@ struct Library {
     load(grade, "prism_value_grade");
     load(set, "prism_value_set");
     load(rule, "prism_value_rule");
-    load(save, "prism_value_save");
-    load(restore, "prism_value_restore");
+    load(hold, "prism_value_hold");
+    load(release, "prism_value_release");
     load(script, "prism_value_script");
     load(note, "prism_value_note");
   }
 
-  bool complete() const { return grade && set && rule && save && restore && script && note; }
+  bool complete() const { return grade && set && rule && hold && release && script && note; }
 
  private:
   template <class Function>
@@ -146,6 +146,12 @@ void set_grade(const at::Tensor& tensor, int grade) {
   }
 }
 
+void set_unknown(const at::Tensor& tensor) {
+  if (!tensor.has_storage() || tensor.layout() != at::kStrided) return;
+  const auto forget = [](const char* start, size_t bytes) { library().set(start, bytes, UNKNOWN); };
+  if (!for_each_part(tensor, forget)) forget(static_cast<const char*>(tensor.storage().data()), tensor.storage().nbytes());
+}
+
 // A CPU tensor over the bytes of a device tensor; any other tensor as it is.
 at::Tensor alias(const at::Tensor& tensor) {
   if (!is_device(tensor)) return tensor;
@@ -213,19 +219,28 @@ struct Call {
   bool is_small = true;
   bool has_device = false;
   bool is_in_place = false;
-  // Tensors that are changed in place and are only a part of their storage.
-  std::vector<at::Tensor> parts;
+  // Tensors that it writes to, in place or as `out`.
+  std::vector<at::Tensor> written;
+  bool has_launched = false;
 
   Call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack)
       : op(op), below(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect)),
         stack(stack) {}
 
-  // A launch makes the whole storage unknown that it writes to; an operator only writes to its tensors.
-  void redispatch() {
-    for (const at::Tensor& part : parts) library().save(part.const_data_ptr());
-    op.redispatchBoxed(below, stack);
-    for (size_t i = 0; i < parts.size(); ++i) library().restore();
-    for (const at::Tensor& part : parts) set_grade(part, UNKNOWN);
+  void redispatch() { op.redispatchBoxed(below, stack); }
+
+  // A launch makes all storages unknown that it may write to; an operator only writes to its tensors.
+  void redispatch_exactly() {
+    library().hold();
+    try {
+      op.redispatchBoxed(below, stack);
+    } catch (...) {
+      library().release();
+      throw;
+    }
+    has_launched = library().release() != 0;
+    if (!has_launched) return;
+    for (const at::Tensor& tensor : written) set_unknown(tensor);
   }
 
   // Looks at the arguments; false if none of them is on the device.
@@ -243,10 +258,9 @@ struct Call {
       const bool is_output = is_written && formal[i].kwarg_only();
       is_in_place |= is_written && !is_output;
       for_each_tensor(values[i], [&](const at::Tensor& tensor) {
-        if (!is_device(tensor) || is_output) return;
-        if (is_written && is_plain(tensor) && static_cast<size_t>(bytes_of(tensor)) < tensor.storage().nbytes()) {
-          parts.push_back(tensor);
-        }
+        if (!is_device(tensor)) return;
+        if (is_written && kind != Kind::READS) written.push_back(tensor);
+        if (is_output) return;
         if (!is_plain(tensor) || bytes_of(tensor) > limit) {
           is_small = false;
           return;
@@ -351,18 +365,18 @@ int64_t count_of(const c10::IValue& result) {
 void run(Kind kind, const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   Call call(op, keys, stack);
   if (!is_on.load(std::memory_order_relaxed) || !call.look(kind)) return call.redispatch();
+  if (kind == Kind::READS) {
+    call.redispatch();
+    return call.restore_inputs();
+  }
   // A copy to the host, which may have operators of its own before it.
   const auto& first = torch::jit::last(*stack, op.schema().arguments().size())[0];
   if (kind == Kind::OVERWRITES && first.isTensor() && !is_device(first.toTensor()) && call.is_in_place) {
-    call.redispatch();
-    return call.restore_inputs();
+    return call.redispatch();
   }
   // What an outer operator changes in place is its own affair.
-  const bool runs = kind != Kind::READS && call.is_small && call.grade != UNKNOWN && !(depth > 0 && call.is_in_place);
-  if (!runs) {
-    call.redispatch();
-    return call.restore_inputs();
-  }
+  const bool runs = call.is_small && call.grade != UNKNOWN && !(depth > 0 && call.is_in_place);
+  if (!runs) return call.redispatch_exactly();
   call.keep_arguments();
   Stack found;
   if (kind == Kind::SHAPE) {
@@ -370,14 +384,13 @@ void run(Kind kind, const c10::OperatorHandle& op, c10::DispatchKeySet keys, Sta
       found = call.run_on_cpu();
     } catch (const std::exception& error) {
       tell_failure(op, error);
-      call.redispatch();
-      return call.restore_inputs();
+      return call.redispatch_exactly();
     }
     library().script(count_of(found[0]), 1);
   }
   try {
     const Deeper deeper;
-    call.redispatch();
+    call.redispatch_exactly();
   } catch (...) {
     if (kind == Kind::SHAPE) library().script(0, 0);
     throw;
@@ -387,9 +400,9 @@ void run(Kind kind, const c10::OperatorHandle& op, c10::DispatchKeySet keys, Sta
     bool fits = true;
     call.for_each_written([&](const at::Tensor& tensor) {
       fits = fits && (!is_device(tensor) || (is_plain(tensor) && bytes_of(tensor) <= most_bytes.load()));
-      // A copy or a fill by the copy engine, which really moves bytes.
-      fits = fits && !(kind == Kind::OVERWRITES && grade_of(tensor) != UNKNOWN);
     });
+    // A copy or a fill by the copy engine really moves bytes.
+    if (kind == Kind::OVERWRITES && !call.has_launched) fits = false;
     if (fits) {
       if (kind != Kind::SHAPE) found = call.run_on_cpu();
       call.take(found);
@@ -397,7 +410,6 @@ void run(Kind kind, const c10::OperatorHandle& op, c10::DispatchKeySet keys, Sta
   } catch (const std::exception& error) {
     tell_failure(op, error);
   }
-  call.restore_inputs();
 }
 
 template <Kind kind>
@@ -431,12 +443,12 @@ void random(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stac
     // A stream is being captured: the place in the sequence is decided when the graph runs.
     call.is_small = is_small = false;
   }
-  call.redispatch();
+  call.redispatch_exactly();
   call.for_each_written([&](const at::Tensor& tensor) {
     const int64_t limit = c10::isIntegralType(tensor.scalar_type(), true) ? most_bytes.load() : MOST_RANDOM_FLOAT_BYTES;
     is_small = is_small && (!is_device(tensor) || (is_plain(tensor) && bytes_of(tensor) <= limit));
   });
-  if (!is_small || call.grade == UNKNOWN) return call.restore_inputs();
+  if (!is_small || call.grade == UNKNOWN) return;
   try {
     at::Generator generator = at::globalContext().defaultGenerator(at::kCPU).clone();
     generator.set_current_seed(seed * 0x9E3779B97F4A7C15ULL + offset);
@@ -447,7 +459,6 @@ void random(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stac
   } catch (const std::exception& error) {
     tell_failure(op, error);
   }
-  call.restore_inputs();
 }
 
 // Gradients are not known: they are taken to be finite, but at the updates that a rule names.

@@ -197,16 +197,12 @@ class Router:
         provider: The preloaded library.
         rule: Table `routing` of the rules.
         allow_bytes: Has the plane compute with tensors of this size.
-        rank: The rank that is played.
     """
 
-    def __init__(
-        self, provider: Provider, rule: Mapping[str, Any], allow_bytes: Callable[[int], None], rank: int
-    ) -> None:
+    def __init__(self, provider: Provider, rule: Mapping[str, Any], allow_bytes: Callable[[int], None]) -> None:
         self._provider = provider
         self._rule = rule
         self._allow_bytes = allow_bytes
-        self._rank = rank if rule["per_rank"] else 0
         self._layers: dict[int, int] = {}
         self._calls: dict[int, int] = {}
 
@@ -236,10 +232,10 @@ class Router:
             counts = self._rule["counts"][layer % len(self._rule["counts"])]
             return _logits_of_counts(torch, counts, tokens, experts, top_k)
         generator = torch.Generator(device="cpu")
-        generator.manual_seed(_seed(self._rule["seed"], layer, self._rank))
+        generator.manual_seed(_seed(self._rule["seed"], layer))
         order = torch.randperm(experts, generator=generator, device="cpu")
         popularity = -self._rule["exponent"] * torch.log(torch.arange(1, experts + 1, device="cpu").float())[order]
-        generator.manual_seed(_seed(self._rule["seed"], layer, self._rank, call))
+        generator.manual_seed(_seed(self._rule["seed"], layer, call))
         uniform = torch.rand(tokens, experts, generator=generator, device="cpu").clamp_(1e-9, 1 - 1e-7)
         # The largest k of popularity plus Gumbel noise are a sample without replacement.
         return popularity[None, :] - torch.log(-torch.log(uniform))
@@ -310,7 +306,7 @@ class Values:
         book = RuleBook(self._provider, after_import)
         routing = self._rules["routing"]
         if routing["kind"] != "off":
-            router = Router(self._provider, routing, self._allow_bytes, book.rank)
+            router = Router(self._provider, routing, self._allow_bytes)
             for target in dict.fromkeys([*ROUTERS, *routing["targets"]]):
                 book.after(target, router)
         for index, name in enumerate(self._rules["python"]):

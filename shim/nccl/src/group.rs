@@ -404,8 +404,9 @@ pub(crate) fn note_received(session: &Session, address: usize, bytes: u64) {
     session.received((address, bytes), (0, 0), c"ncclRecv", RECEIVED_NOTHING);
 }
 
-/// Messages from peers, on the emulated device: the k-th from a peer is taken to be what this rank sends to it in its k-th
-/// message of the same group, if that is as long and not large (an exchange of counts or shapes between equals).
+/// Messages from peers, on the emulated device, if they are not large (an exchange of counts or shapes between equals). Of
+/// an all-to-all, in which every peer is taken to send what this rank does, a peer's message is what this rank sends
+/// itself. Without such a message the k-th from a peer is the k-th that this rank sends to it in the group, if as long.
 fn mirror_messages(session: &Session, operations: &[Pending]) {
     let messages = |is_send: bool| {
         let of_comm = |operation: &Pending| Some((operation.comm.id(), operation.message?));
@@ -413,6 +414,12 @@ fn mirror_messages(session: &Session, operations: &[Pending]) {
         messages.filter(move |(_, message)| message.is_send == is_send && !message.is_to_self)
     };
     let is_small = |message: &Message| message.bytes <= crate::values::MAX_MIRRORED_BYTES;
+    let of_self = |operation: &&Pending| operation.message.is_some_and(|message| message.is_send && message.is_to_self);
+    let own: BTreeMap<u32, Message> = operations
+        .iter()
+        .filter(of_self)
+        .filter_map(|operation| Some((operation.comm.id(), operation.message?)))
+        .collect();
     let mut sends: BTreeMap<(u32, u32), VecDeque<Message>> = BTreeMap::new();
     if messages(false).any(|(_, message)| is_small(&message)) {
         for (comm, send) in messages(true) {
@@ -425,6 +432,7 @@ fn mirror_messages(session: &Session, operations: &[Pending]) {
         let is_here = |send: &Message| {
             session.is_accessible(send.address, send.bytes) && session.is_accessible(recv.address, recv.bytes)
         };
+        let send = own.get(&comm).copied().filter(is_like).or(send);
         let Some(send) = send.filter(|send| is_like(send) && is_here(send)) else {
             note_received(session, recv.address, recv.bytes);
             continue;

@@ -112,7 +112,12 @@ impl Payload {
                 CollectiveKind::AllReduce | CollectiveKind::Reduce => self.reduce(send, recv),
                 CollectiveKind::ReduceScatter => self.reduce(send.add(slot), recv),
                 CollectiveKind::Broadcast => recv.copy_from(send, one),
-                CollectiveKind::AllToAll => recv.copy_from(send, extent.recv as usize),
+                // What a peer that sends the same has for this rank is what this rank has for itself.
+                CollectiveKind::AllToAll => {
+                    for peer in 0..self.nranks as usize {
+                        recv.add(peer * one).copy_from(send.add(slot), one);
+                    }
+                }
                 CollectiveKind::Scatter => recv.copy_from(send.add(slot), one),
                 CollectiveKind::AllGather | CollectiveKind::Gather => {
                     // One's own slot first: in place it is the source of the others.

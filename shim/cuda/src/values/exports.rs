@@ -1,12 +1,11 @@
 //! C functions of the value plane and the framework hook, and the allocator's reports.
 
 use super::known::{self, Grade};
-use super::{allocated as block_allocated, freed as block_freed, is_on, provided, reads};
+use super::{allocated as block_allocated, freed as block_freed, hold, is_on, provided, reads};
 use crate::guard::guard;
 use crate::memory::ADDRESSES;
 use crate::original::Original;
 use crate::{memory, session};
-use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -58,8 +57,8 @@ pub extern "C" fn prism_value_grade(pointer: *const c_void, bytes: usize) -> c_i
     })
 }
 
-/// Says what `bytes` from `pointer` on are worth, in the numbers of [`prism_value_grade`]. Unknown bytes keep the name of
-/// who wrote them last.
+/// Says what `bytes` from `pointer` on are worth, in the numbers of [`prism_value_grade`]. Bytes that become unknown are
+/// taken to be written by what the calling thread launched last.
 #[unsafe(no_mangle)]
 pub extern "C" fn prism_value_set(pointer: *const c_void, bytes: usize, grade: c_int) {
     guard((), || {
@@ -67,36 +66,24 @@ pub extern "C" fn prism_value_set(pointer: *const c_void, bytes: usize, grade: c
             return;
         }
         match grade {
-            UNKNOWN => known::forgotten(pointer.addr(), bytes),
+            UNKNOWN => known::unknown(pointer.addr(), bytes, hold::last_writer()),
             KNOWN => known::known(pointer.addr(), bytes, None),
             rule => known::known(pointer.addr(), bytes, Some(rule as u32)),
         }
     });
 }
 
-thread_local! {
-    /// What [`prism_value_save`] has saved, the last one last.
-    static SAVED: RefCell<Vec<known::Saved>> = const { RefCell::new(Vec::new()) };
+/// From here on to the matching [`prism_value_release`], launches of the calling thread leave known values known: the
+/// caller says by [`prism_value_set`] what its operator has written. Pairs may be nested.
+#[unsafe(no_mangle)]
+pub extern "C" fn prism_value_hold() {
+    guard((), hold::begin);
 }
 
-/// Remembers what is known of the block that `pointer` points into, until the calling thread's next
-/// [`prism_value_restore`] makes it known again. Pairs may be nested.
+/// See [`prism_value_hold`]. 1 if the thread has launched anything since, else 0.
 #[unsafe(no_mangle)]
-pub extern "C" fn prism_value_save(pointer: *const c_void) {
-    guard((), || {
-        let saved = if is_on() { known::save(pointer.addr()) } else { known::Saved::new() };
-        SAVED.with_borrow_mut(|all| all.push(saved));
-    });
-}
-
-/// See [`prism_value_save`].
-#[unsafe(no_mangle)]
-pub extern "C" fn prism_value_restore() {
-    guard((), || {
-        if let Some(saved) = SAVED.with_borrow_mut(Vec::pop) {
-            known::restore(&saved);
-        }
-    });
+pub extern "C" fn prism_value_release() -> c_int {
+    guard(1, || c_int::from(hold::end()))
 }
 
 /// The number of a rule by its name; -1 for no name.
@@ -165,6 +152,7 @@ pub unsafe extern "C" fn prism_value_note(text: *const c_char) {
 /// `name` must be a C string that lives for ever.
 unsafe fn number_of(name: *const c_char) -> u32 {
     const MOST: usize = 16;
+    static ADDS: Mutex<()> = Mutex::new(());
     static KNOWN_NAMES: [(AtomicUsize, AtomicU32); MOST] = [const { (AtomicUsize::new(0), AtomicU32::new(0)) }; MOST];
     for (address, number) in &KNOWN_NAMES {
         match address.load(Ordering::Acquire) {
@@ -175,7 +163,6 @@ unsafe fn number_of(name: *const c_char) -> u32 {
     }
     // SAFETY: the contract of this function.
     let number = known::number(&unsafe { CStr::from_ptr(name) }.to_string_lossy());
-    static ADDS: Mutex<()> = Mutex::new(());
     let _guard = ADDS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(free) = KNOWN_NAMES.iter().find(|(address, _)| address.load(Ordering::Relaxed) == 0) {
         free.1.store(number, Ordering::Relaxed);

@@ -67,16 +67,16 @@ pub(super) unsafe fn image(image: *const u8) -> Option<&'static [u8]> {
         return None;
     }
     // SAFETY: every image starts with at least four bytes.
-    let magic = unsafe { image.cast::<u32>().read() };
+    let magic = unsafe { image.cast::<u32>().read_unaligned() };
     match magic {
         WRAPPER if image.addr().is_multiple_of(8) => {
             // SAFETY: the wrapper is two 32-bit numbers and the address of the fat binary.
-            let inner = unsafe { image.add(8).cast::<*const u8>().read() };
+            let inner = unsafe { image.add(8).cast::<*const u8>().read_unaligned() };
             if inner.is_null() || !inner.addr().is_multiple_of(8) {
                 return None;
             }
             // SAFETY: as above; the wrapper names a fat binary, which has a header of 16 bytes.
-            unsafe { (inner.cast::<u32>().read() == FATBIN).then(|| fatbin(inner)) }
+            unsafe { (inner.cast::<u32>().read_unaligned() == FATBIN).then(|| fatbin(inner)) }
         }
         // SAFETY: a fat binary has a header of 16 bytes.
         FATBIN => Some(unsafe { fatbin(image) }),

@@ -140,6 +140,15 @@ pub(super) fn written_by(blocks: &Blocks, address: usize, writer: u32) {
     blocks.set(&block, writer, false);
 }
 
+/// As [`written_by`], but what is known stays so.
+pub(super) fn written_by_held(blocks: &Blocks, address: usize, writer: u32) {
+    if let Some(block) = blocks.find(address)
+        && !block.has_known
+    {
+        blocks.set(&block, writer, false);
+    }
+}
+
 /// A kernel may have written anywhere at all.
 pub(super) fn everything_written() {
     if SPANS.load(Ordering::Relaxed) > 0 {
@@ -172,11 +181,6 @@ pub(super) fn unknown(address: usize, bytes: usize, writer: u32) {
     }
 }
 
-/// Exactly these bytes are not known any more, whoever wrote them.
-pub(super) fn forgotten(address: usize, bytes: usize) {
-    state().cut(address, address.saturating_add(bytes));
-}
-
 /// Exactly these bytes are known now, or provided by a rule.
 pub(super) fn known(address: usize, bytes: usize, rule: Option<u32>) {
     let Some(blocks) = blocks::existing().filter(|_| bytes > 0) else { return };
@@ -184,23 +188,6 @@ pub(super) fn known(address: usize, bytes: usize, rule: Option<u32>) {
     for block in blocks_of(blocks, address, end) {
         state().add(block.start.max(address), block.end.min(end), rule);
         blocks.set(&block, block.writer, true);
-    }
-}
-
-/// What is known of a block: first and last address, and the rule that provides it.
-pub(super) type Saved = Vec<(usize, usize, Option<u32>)>;
-
-/// What is known of the block that `address` points into.
-pub(super) fn save(address: usize) -> Saved {
-    let block = blocks::existing().and_then(|blocks| blocks.find(address)).filter(|block| block.has_known);
-    let parts = block.map(|block| state().parts(block.start, block.end)).unwrap_or_default();
-    parts.into_iter().map(|(start, span)| (start, span.end, span.rule)).collect()
-}
-
-/// Makes known again what was when it was saved.
-pub(super) fn restore(saved: &Saved) {
-    for (start, end, rule) in saved {
-        known(*start, end - start, *rule);
     }
 }
 

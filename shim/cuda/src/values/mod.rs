@@ -15,6 +15,7 @@
 mod blocks;
 mod exports;
 mod fatbin;
+mod hold;
 mod known;
 mod reads;
 mod signature;
@@ -167,9 +168,14 @@ impl Arguments {
 pub(crate) unsafe fn launched(kernel: &Kernel, arguments: Arguments) {
     match kernel.plan.get_or_init(|| Plan::new(&kernel.name, kernel.parameters().as_deref())) {
         Plan::Off => {}
-        Plan::Anything => known::everything_written(),
+        Plan::Anything => {
+            if !hold::launch(0) {
+                known::everything_written();
+            }
+        }
         Plan::Through { writer, steps } => {
             let Some(blocks) = blocks::existing() else { return };
+            let is_held = hold::launch(*writer);
             for step in steps {
                 // SAFETY: the contract of this function.
                 let words = unsafe { arguments.parameter(step) };
@@ -187,7 +193,7 @@ pub(crate) unsafe fn launched(kernel: &Kernel, arguments: Arguments) {
                     match step.access {
                         Access::WritesFirst(count) if seen > count => break,
                         Access::WritesAllButFirst if seen == 1 => {}
-                        _ => known::written_by(blocks, word, *writer),
+                        _ => hold::written(blocks, word, *writer, is_held),
                     }
                 }
             }
@@ -223,12 +229,13 @@ pub(crate) fn library_wrote(address: *const c_void, name: &'static str) {
     let Some(blocks) = blocks::existing().filter(|blocks| is_on() && blocks.contains(address.addr())) else { return };
     let mut numbers = NUMBERS.lock().unwrap_or_else(PoisonError::into_inner);
     let writer = *numbers.entry(name).or_insert_with(|| known::number(name));
-    known::written_by(blocks, address.addr(), writer);
+    let is_held = hold::launch(writer);
+    hold::written(blocks, address.addr(), writer, is_held);
 }
 
 /// A library call that is recorded, not run, may write anything.
 pub(crate) fn anything_written() {
-    if is_on() {
+    if is_on() && !hold::launch(0) {
         known::everything_written();
     }
 }

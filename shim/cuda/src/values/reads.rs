@@ -16,7 +16,7 @@ use super::{MODE, Mode, is_on};
 use crate::{python, real, session};
 use prism_wire::control::ControlKind;
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_void;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
@@ -143,11 +143,11 @@ struct Counts {
     /// Reads by the text of their note, since the last report.
     pending: BTreeMap<String, u64>,
     /// Texts that were ever reported.
-    places: BTreeMap<String, ()>,
+    places: BTreeSet<String>,
     num_pending: u64,
 }
 
-static COUNTS: Mutex<Counts> = Mutex::new(Counts { pending: BTreeMap::new(), places: BTreeMap::new(), num_pending: 0 });
+static COUNTS: Mutex<Counts> = Mutex::new(Counts { pending: BTreeMap::new(), places: BTreeSet::new(), num_pending: 0 });
 
 fn counts() -> MutexGuard<'static, Counts> {
     COUNTS.lock().unwrap_or_else(PoisonError::into_inner)
@@ -244,7 +244,7 @@ fn stop(reason: &str) -> ! {
 
 fn count(text: String) {
     let mut counts = counts();
-    let is_new = !counts.places.contains_key(&text);
+    let is_new = !counts.places.contains(&text);
     let text = if is_new && counts.places.len() >= MOST_PLACES {
         let grade: Vec<&str> = text.split('\t').take(2).collect();
         format!("{}\t0\tother places\t", grade.join("\t"))
@@ -252,7 +252,7 @@ fn count(text: String) {
         text
     };
     if is_new {
-        counts.places.insert(text.clone(), ());
+        counts.places.insert(text.clone());
     }
     *counts.pending.entry(text).or_default() += 1;
     counts.num_pending += 1;

@@ -157,6 +157,9 @@ fn reads_only(text: &str) -> bool {
     if let Some(pointee) = text.strip_suffix('*') {
         return pointee.trim_end().ends_with("const");
     }
+    if ["at::native::TrivialOffsetCalculator<", "OffsetCalculator<"].iter().any(|start| text.starts_with(start)) {
+        return true;
+    }
     let is_view = ["TensorInfo<", "PackedTensorAccessor<", "TensorAccessor<"].iter().any(|view| text.contains(view));
     let first = text.split_once('<').and_then(|(_, arguments)| arguments.split(',').next());
     is_view && first.is_some_and(|first| first.trim_end().ends_with("const"))

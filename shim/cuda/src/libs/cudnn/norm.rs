@@ -165,7 +165,9 @@ fn normalise(
     let bytes = passes * tensor.elements() * element_bytes(data_type);
     // A handful of operations per element and pass never limits the speed.
     work::operator(stream, name, Operator { flop: 0, bytes, input: engine_type(data_type) });
-    outputs.iter().for_each(|output| values::library_wrote(*output, name.text()));
+    for output in outputs {
+        values::library_wrote(*output, name.text());
+    }
     Ok(())
 }
 
