@@ -90,15 +90,18 @@ class ControlHook:
 
     Args:
         provide: Writes bytes to an address of the emulated device.
+        on_activation: Called before a stage of a pipeline receives what another one computed.
         connect: Makes the connection to the store.
     """
 
     def __init__(
         self,
         provide: Callable[[int, bytes], None],
+        on_activation: Callable[[], object] = lambda: None,
         connect: Callable[[], StoreClient] = lambda: StoreClient(os.environ[ENV_STORE]),
     ) -> None:
         self._provide = provide
+        self._on_activation = on_activation
         self._connect = connect
         self._lock = threading.Lock()
         self._counts: dict[tuple[str, ...], int] = {}
@@ -234,6 +237,8 @@ class ControlHook:
         call = _Arguments(args, kwargs, ("tensor", "src", "group", "tag", "group_src"))
         place = self._place(call["group"])
         tensor = call["tensor"]
+        if getattr(tensor, "is_cuda", False) and not _is_integral(tensor):
+            self._on_activation()
         if call["src"] is None and call["group_src"] is None:
             return original(*args, **kwargs)
         if place is None or not self._is_told(place, tensor):

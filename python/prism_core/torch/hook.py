@@ -237,6 +237,7 @@ class IterationHook:
         self._library = library
         self._memory = memory
         self._leader: weakref.ref[Any] | None = None
+        self._has_begun = False
 
     def install_optimizer(self, optimizer: ModuleType) -> None:
         """Marks the end of an iteration after each step of the program's first optimizer."""
@@ -254,10 +255,19 @@ class IterationHook:
             return
 
         def before_forward(_module: Any, _inputs: Any) -> None:
-            if self._mark(MARKER_TRAINING_BEGIN):
+            if self.begin():
                 handle.remove()
 
         handle = register(before_forward)
+
+    def begin(self) -> bool:
+        """Marks the begin of training, once: at the first forward, or when activations of another stage are received.
+
+        Returns whether it is marked.
+        """
+        if not self._has_begun:
+            self._has_begun = self._mark(MARKER_TRAINING_BEGIN)
+        return self._has_begun
 
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         leader = self._leader() if self._leader is not None else None
@@ -391,7 +401,7 @@ def install() -> None:
         tell_nccl_version()
         memory.install(cuda)
 
-    control = sibling("control").ControlHook(library.provide)
+    control = sibling("control").ControlHook(library.provide, iterations.begin)
     groups = GroupHook(library)
 
     def install_collectives(c10d: ModuleType) -> None:
