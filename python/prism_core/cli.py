@@ -53,6 +53,7 @@ Messages = Annotated[str, typer.Option(help="How finely rings are cut: fine or c
 Kernels = Annotated[
     list[Path] | None, typer.Option("--kernels", help="A kernel table: durations that need no model.", metavar="FILE")
 ]
+HostTime = Annotated[str, typer.Option(help="The host's part of calls: constant, or measured CPU time.")]
 Perturb = Annotated[Path | None, typer.Option("--perturb", help="A file of perturbations.", metavar="FILE.toml")]
 
 
@@ -81,12 +82,13 @@ def collect(
     seed: Annotated[int, typer.Option(help="For drawing the ranks to check.")] = 0,
     jobs: Annotated[int, typer.Option(help="Processes at a time; 0: one per CPU.", min=0)] = 0,
     kernels: Kernels = None,
+    host_time: HostTime = "constant",
     as_json: Json = False,
 ) -> None:
     """Build the execution graph of all ranks by running a few."""
     config = CollectConfig(
         command=command, world_size=world_size, output=output, device=device, ranks=ranks, num_verified=verify,
-        seed=seed, jobs=jobs, kernels=kernels or (),
+        seed=seed, jobs=jobs, kernels=kernels or (), host_time=host_time,
     )  # fmt: skip
     _say(run_collect(config), reports.collect_text, as_json)
 
@@ -205,12 +207,13 @@ def emulate(
     perturb: Perturb = None,
     device: Annotated[str | None, typer.Option(help="Another device than the graph's.")] = None,
     kernels: Kernels = None,
+    host_time: HostTime = "constant",
     as_json: Json = False,
 ) -> None:
     """Run the program as some ranks of the job, against the graph."""
     config = EmulateConfig(
         graph=graph, command=command, sandbox=parse_ranks(sandbox, open_graph(graph).world_size), output=output,
-        slow=parse_slow(slow or []), perturb=perturb, device=device, kernels=kernels or (),
+        slow=parse_slow(slow or []), perturb=perturb, device=device, kernels=kernels or (), host_time=host_time,
     )  # fmt: skip
     _say(run_emulate(config), reports.emulate_text, as_json)
 

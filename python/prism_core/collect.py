@@ -10,7 +10,7 @@ import resource
 import shlex
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -90,14 +90,14 @@ class _Room:
 
 @contextmanager
 def _open_room(
-    rank: int, world_size: int, device: Device, kernels: Sequence[str], published: dict[bytes, bytes]
+    rank: int, world_size: int, device: Device, engine: Mapping[str, Any], published: dict[bytes, bytes]
 ) -> Iterator[_Room]:
     options = {
         "mode": "collect",
         "world_size": world_size,
         "live": [rank],
         "profile": device.profile,
-        "kernels": list(kernels),
+        **engine,
     }
     session = _native.Session(json.dumps(options))
     with (
@@ -169,9 +169,11 @@ class _Collector:
         with ExitStack() as stack:
             rooms: dict[int, _Room] = {}
 
+            engine = {"kernels": self._kernels, "host_time": self._config.host_time}
+
             def seat_of(rank: int) -> Seat:
                 rooms[rank] = stack.enter_context(
-                    _open_room(rank, self._config.world_size, self._device, self._kernels, self._published)
+                    _open_room(rank, self._config.world_size, self._device, engine, self._published)
                 )
                 return rooms[rank].seat
 

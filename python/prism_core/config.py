@@ -124,6 +124,8 @@ class CollectConfig:
     jobs: int = 0
     #: Kernel tables: durations that need no model. The first that knows a kernel holds.
     kernels: Sequence[Path] = ()
+    #: `constant` (costs per call from the profile) or `measured` (CPU time of the ranks; not repeatable).
+    host_time: str = "constant"
     #: Where logs go; default: beside the output.
     run_folder: Path | None = None
     echo: bool = False
@@ -141,6 +143,8 @@ class EmulateConfig:
     perturb: Perturb | None = None
     #: Default: the device the graph was collected on.
     device: str | None = None
+    #: As for `prism collect`.
+    host_time: str = "constant"
     #: Kernel tables of the sandbox ranks. Default: those the graph was collected with.
     kernels: Sequence[Path] = ()
     echo: bool = True

@@ -36,8 +36,18 @@ fn options_of(options: &Value, graph: Option<&prism_engine::graph::Graph>) -> Py
         kernels: kernels_of(options, &profile)?,
         profile,
         live: serde_json::from_value(live).map_err(|error| from_json("live", &error))?,
+        measured_host_time: measures_host(options)?,
         slow: slow_of(options)?,
     })
+}
+
+/// `host_time`: `constant` (the default) or `measured`.
+fn measures_host(options: &Value) -> PyResult<bool> {
+    match options.get("host_time").and_then(Value::as_str) {
+        None | Some("constant") => Ok(false),
+        Some("measured") => Ok(true),
+        Some(other) => Err(ConfigError::new_err(format!("host_time is {other:?}: it must be constant or measured"))),
+    }
 }
 
 /// `kernels`: texts of kernel tables, the first that knows a kernel holds.
@@ -56,7 +66,7 @@ fn text(key: &[u8]) -> PyResult<&str> {
 #[pymethods]
 impl Session {
     /// `options_json`: `mode` (collect or emulate), `world_size`, `profile` (TOML text), `live` (ranks), `slow`,
-    /// `kernels` (texts of kernel tables), `perturb` (TOML text, only to emulate).
+    /// `host_time`, `kernels` (texts of kernel tables), `perturb` (TOML text, only to emulate).
     #[new]
     #[pyo3(signature = (options_json, graph=None))]
     fn new(py: Python<'_>, options_json: &str, graph: Option<PyRef<'_, Graph>>) -> PyResult<Self> {

@@ -2,7 +2,7 @@
 
 use crate::config::Config;
 use crate::libs::cupti::{collector, tsc};
-use crate::{clock, handoff, real};
+use crate::{clock, handoff, hosttime, real};
 use prism_wire::client::{Client, ControlError};
 use prism_wire::control::{ControlKind, ENV_RANK, ENV_SESSION, ENV_WORLD_SIZE};
 use prism_wire::frame::{DeviceMode, Hello};
@@ -104,6 +104,9 @@ fn connect() -> Result<(), Unavailable> {
     match open(Path::new(&path)) {
         Ok(session) => {
             clock::start(session.config.host.cost(HostCost::ClockRead));
+            if session.config.measures_host {
+                hosttime::measure();
+            }
             SESSION.store(Box::into_raw(Box::new(session)), Ordering::Release);
             // SAFETY: both handlers are plain functions of this library, which is never unloaded (it is preloaded).
             unsafe {
@@ -213,6 +216,7 @@ impl Session {
     pub(crate) fn append(&self, mut record: Record, host_cost_ns: i64) -> Result<(), ()> {
         clock::set_driver();
         clock::forget_reads();
+        let host_cost_ns = hosttime::cost(host_cost_ns);
         record.host_ns = clock::charge(host_cost_ns);
         if collector::is_on() {
             collector::note(&mut record, host_cost_ns, 0);
@@ -223,6 +227,9 @@ impl Session {
 
     /// See [`query`]; `drives` says whether the answer moves the host clock.
     pub(crate) fn query(&self, mut record: Record, drives: bool) -> Option<Reply> {
+        if drives {
+            clock::charge(hosttime::passed());
+        }
         record.host_ns = clock::now();
         if !drives {
             record.flags |= FLAG_BACKGROUND;
@@ -244,6 +251,7 @@ impl Session {
         }
         if drives {
             clock::advance_to(reply.host_ns);
+            hosttime::restart();
             if collector::is_on() {
                 collector::note_query(&record);
             }

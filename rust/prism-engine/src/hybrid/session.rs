@@ -10,7 +10,7 @@ use crate::graph::Graph;
 use crate::ids::Rank;
 use crate::sim::{Peers, SimError, SimOptions, Simulation};
 use crate::slice::recording::RankRecording;
-use prism_wire::control::CONFIG_LIVE;
+use prism_wire::control::{CONFIG_HOST_TIME, CONFIG_LIVE, HOST_TIME_MEASURED};
 use prism_wire::frame::Request;
 use prism_wire::server::{Connection, ControlChannel, Listener, RecordReader, SessionCloser, handshake};
 use std::os::unix::net::UnixStream;
@@ -137,7 +137,9 @@ impl Session {
 /// What a process is told when it connects.
 fn config_text(options: &SessionOptions) -> String {
     let live: Vec<String> = options.live.iter().map(u32::to_string).collect();
-    format!("{}{CONFIG_LIVE}={}\n", options.profile.config_text(), live.join(","))
+    let host_time =
+        if options.measured_host_time { format!("{CONFIG_HOST_TIME}={HOST_TIME_MEASURED}\n") } else { String::new() };
+    format!("{}{CONFIG_LIVE}={}\n{host_time}", options.profile.config_text(), live.join(","))
 }
 
 /// One simulation for all live ranks beside the virtual ones, or one for each live rank beside absent ones.
