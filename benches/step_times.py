@@ -1,7 +1,7 @@
 """Model beside measured: kernels of traces, and step times others published. Nothing is fitted here.
 
-`.venv/bin/python benches/step_times.py [FOLDER]` prints the tables of docs/accuracy.md; FOLDER (default: `../shared/data`)
-holds the traces and tables. What constants of the profiles were fitted to is said in them: `a100-sxm`'s GEMM efficiency
+`.venv/bin/python benches/step_times.py [FOLDER]` prints the tables of docs/accuracy.md; FOLDER (default:
+`../shared/data`) holds the traces and tables. What constants of the profiles were fitted to is said in them: `a100-sxm`'s GEMM efficiency
 to the multi-node rows below, nothing else to any row here.
 """
 
@@ -44,9 +44,8 @@ def spread(ratios: Iterable[float]) -> str:
 
 def kernels(folder: Path) -> None:
     """Kernels of traces of real devices."""
-    print(
-        "| trace | purpose | provenance | kernels | median | p10 | p90 | all together |\n|---|---|---|---|---|---|---|---|"
-    )
+    print("| trace | purpose | provenance | kernels | median | p10 | p90 | all together |")
+    print("|---|---|---|---|---|---|---|---|")
     for name, profile in TRACES.items():
         samples = collect_samples([folder / "traces" / name], "any")
         fields = ("m", "n", "k", "batch", "input", "compute")
@@ -101,7 +100,7 @@ def steps(folder: Path) -> None:
     first: float | None = None
     for gpus, batch, seconds in GPT_175B:
         layout = Layout(
-            layers=96, hidden=12288, heads=96, seq=2048, global_batch=batch, tp=8, pp=8, vp=6, dp=gpus // 64, dtype="bf16",
+            layers=96, hidden=12288, heads=96, seq=2048, global_batch=batch, tp=8, pp=8, vp=6, dp=gpus // 64,
         )  # fmt: skip
         model = estimate(layout, a100)["iteration_time_ns"] / 1e9
         first = first or model / seconds
