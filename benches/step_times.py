@@ -1,8 +1,8 @@
 """Model beside measured: kernels of traces, and step times others published. Nothing is fitted here.
 
 `.venv/bin/python benches/step_times.py [FOLDER]` prints the tables of docs/accuracy.md; FOLDER (default:
-`../shared/data`) holds the traces and tables. What constants of the profiles were fitted to is said in them: `a100-sxm`'s GEMM efficiency
-to the multi-node rows below, nothing else to any row here.
+`../shared/data`) holds the traces and tables. What constants of the profiles were fitted to is said in them:
+`a100-sxm`'s GEMM efficiency to the multi-node rows below, nothing else to any row here.
 """
 
 from __future__ import annotations
