@@ -11,6 +11,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def _operators(torch: Any, sizes: Sizes, dtypes: Sequence[str]) -> Iterator[Call
         for m, n, k in products(sizes):
             left = torch.randn(m, k, device="cuda", dtype=dtype)
             right = torch.randn(k, n, device="cuda", dtype=dtype)
-            yield lambda left=left, right=right: left @ right
+            yield partial(torch.matmul, left, right)
         yield from _rest_of_layer(torch, sizes, dtype)
 
 

@@ -112,7 +112,7 @@ def _open_room(
     ranks: Sequence[int],
     world_size: int,
     device: Device,
-    kernels: Sequence[str],
+    engine: Mapping[str, Any],
     published: dict[bytes, bytes],
     variables: Mapping[str, str],
     told: PublishedValues,
@@ -122,7 +122,7 @@ def _open_room(
 ) -> Iterator[_Room]:
     options = {
         "mode": "collect", "world_size": world_size, "live": list(ranks), "profile": device.profile, "at_once": at_once,
-        "kernels": list(kernels),
+        **engine,
     }  # fmt: skip
     session = _native.Session(json.dumps(options), values=rules)
     with (
@@ -207,9 +207,11 @@ class _Collector:
         with ExitStack() as stack:
             rooms: dict[int, _Room] = {}
 
+            engine = {"kernels": self._kernels, "host_time": self._config.host_time}
+
             def open_room(ranks: Sequence[int], at_once: int = 0) -> _Room:
                 room = _open_room(
-                    ranks, self._config.world_size, self._device, self._kernels, self._published, self._variables,
+                    ranks, self._config.world_size, self._device, engine, self._published, self._variables,
                     self._told, rules=self._rules, at_once=at_once,
                 )  # fmt: skip
                 return stack.enter_context(room)

@@ -127,6 +127,8 @@ class CollectConfig:
     exact: bool = False
     #: Kernel tables: durations that need no model. The first that knows a kernel holds.
     kernels: Sequence[Path] = ()
+    #: `constant` (costs per call from the profile) or `measured` (CPU time of the ranks; not repeatable).
+    host_time: str = "constant"
     #: Where logs go; default: beside the output.
     run_folder: Path | None = None
     echo: bool = False
@@ -152,6 +154,8 @@ class EmulateConfig:
     max_release_error_us: float = 200.0
     #: Sandbox ranks that run at a time, the others wait in their calls (host device); 0 = all.
     jobs: int = 0
+    #: As for `prism collect`.
+    host_time: str = "constant"
     #: Kernel tables of the sandbox ranks. Default: those the graph was collected with.
     kernels: Sequence[Path] = ()
     echo: bool = True

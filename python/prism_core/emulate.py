@@ -77,6 +77,7 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
         "world_size": graph.world_size,
         "profile": device.profile,
         "kernels": read_tables(config.kernels) if config.kernels else _recorded_tables(config, graph.meta),
+        "host_time": config.host_time,
         "live": sandbox,
         "slow": slow,
         "perturb": perturb,

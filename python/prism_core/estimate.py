@@ -2,8 +2,8 @@
 
 The layer is a list of operators with their shapes; the engine gives each its duration (as it does for a program's own
 calls), the reference schedule (`prism_core.synthetic.transformer_step`: 1F1B, tensor-, data- and pipeline-parallel
-communication) is replayed on the profile's network. What it leaves out: interleaving, overlap of communication with
-computing, and everything a real program does besides. To answer for a real program, collect it.
+communication) is replayed on the profile's network. What it leaves out: overlap of communication with computing, and
+everything a real program does besides. To answer for a real program, collect it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class Layout:
     vocab: int = 51200
     tp: int = 1
     pp: int = 1
+    #: Blocks of layers of a stage (interleaved 1F1B).
+    vp: int = 1
     dp: int = 1
     dtype: str = "bf16"
     #: One fused attention kernel, or products, masks, softmax and dropout one by one.
@@ -155,7 +157,8 @@ def estimate(layout: Layout, profile: str, kernels: Sequence[str] = ()) -> dict[
         kernels: Kernel tables, TOML texts.
 
     Returns:
-        `iteration_time_ns`, its pieces, `device_time_ns` by provenance and the share of peak the step reaches (`mfu`).
+        `iteration_time_ns`, and what it is made of: the replayed schedule, logits and loss, the optimizer; forward and
+        backward pass of a layer.
     """
     layout.check()
     found = parts(layout)
@@ -174,6 +177,7 @@ def estimate(layout: Layout, profile: str, kernels: Sequence[str] = ()) -> dict[
     activation = 2 * layout.micro_batch * layout.seq * layout.hidden
     graph = transformer_step(
         dp=layout.dp, tp=layout.tp, pp=layout.pp, microbatches=layout.microbatches, layers=layout.layers // layout.pp,
+        interleave=layout.vp,
         forward_ns=round(forward / 2), backward_ns=round(backward / 2),
         tensor_bytes=activation if layout.tp > 1 else 0, activation_bytes=activation,
         gradient_bytes=layout.gradient_bytes_per_parameter * parameters_per_rank(layout) if layout.dp > 1 else 0,

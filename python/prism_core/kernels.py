@@ -309,7 +309,7 @@ def _write(samples: Samples, output: Path, provenance: Literal["measured", "impo
         "samples": sum(
             len(durations)
             for rows in (samples.kernels, samples.gemms, samples.operators)
-            for durations in rows.values()  # type: ignore[attr-defined]
+            for durations in rows.values()
         ),
     }
 

@@ -254,6 +254,7 @@ def _rank_rows(rank: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     yield f"{name} NCCL init", f"{_seconds(rank['nccl_init_ns'])} modelled, in no iteration time"
     shares = ", ".join(f"{kind} {share}" for kind, share in _share_lines(rank["time_by_provenance"]))
     yield f"{name} time", shares or "none"
+    yield from _work_rows(name, rank.get("compute_time_ns", {}))
     for comm in rank["communicators"]:
         yield f"{name} NCCL", f"{comm['calls']} calls, {_mebibytes(comm['bytes'])} among {comm['size']} ranks"
     yield from _value_rows(name, rank.get("values"))
@@ -274,6 +275,17 @@ def _value_rows(name: str, values: Mapping[str, Any] | None) -> Iterable[tuple[s
             yield f"{name} {grade}", site_text(site)
         if len(sites) > _SHOWN:
             yield f"{name} {grade}", f"{len(sites) - _SHOWN} more places"
+
+
+def _work_rows(name: str, families: Mapping[str, Mapping[str, int]]) -> Iterable[tuple[str, str]]:
+    """Device time of computing by what it is for, the largest first, and what it rests on."""
+    totals = {family: sum(shares.values()) for family, shares in families.items()}
+    everything = sum(totals.values())
+    for family, total in sorted(totals.items(), key=lambda item: (-item[1], item[0])):
+        if total:
+            shares = ", ".join(f"{kind} {share}" for kind, share in _share_lines(families[family]))
+            share = f"{100 * total / everything:.1f} %"
+            yield f"{name} {family.replace('_', ' ')}", f"{share} of computing ({shares})"
 
 
 def doctor_text(document: Mapping[str, Any]) -> str:

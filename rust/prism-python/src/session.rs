@@ -37,8 +37,18 @@ fn options_of(options: &Value, graph: Option<&prism_engine::graph::Graph>) -> Py
         kernels: kernels_of(options, &profile)?,
         profile,
         live: serde_json::from_value(live).map_err(|error| from_json("live", &error))?,
+        measured_host_time: measures_host(options)?,
         slow: slow_of(options)?,
     })
+}
+
+/// `host_time`: `constant` (the default) or `measured`.
+fn measures_host(options: &Value) -> PyResult<bool> {
+    match options.get("host_time").and_then(Value::as_str) {
+        None | Some("constant") => Ok(false),
+        Some("measured") => Ok(true),
+        Some(other) => Err(ConfigError::new_err(format!("host_time is {other:?}: it must be constant or measured"))),
+    }
 }
 
 /// `kernels`: texts of kernel tables, the first that knows a kernel holds.
@@ -88,7 +98,7 @@ fn at_once_of(options: &Value) -> PyResult<usize> {
 #[pymethods]
 impl Session {
     /// `options_json`: `mode` (collect or emulate), `world_size`, `profile` (TOML text), `live` (ranks), `slow`,
-    /// `kernels` (texts of kernel tables), `perturb` (TOML text, only to emulate), `at_once` (live ranks that run at a time; the others wait in their calls).
+    /// `host_time`, `kernels` (texts of kernel tables), `perturb` (TOML text, only to emulate), `at_once` (live ranks that run at a time; the others wait in their calls).
     /// `values`: called with JSON of each call that virtual members take part in, from the session's threads.
     #[new]
     #[pyo3(signature = (options_json, graph=None, values=None))]

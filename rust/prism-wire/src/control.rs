@@ -170,6 +170,12 @@ pub const CONFIG_RULES: &str = "rules";
 /// Key of the configuration text under which the engine lists the ranks that run for real, separated by commas.
 pub const CONFIG_LIVE: &str = "live";
 
+/// Key of the configuration text that says how the host's time is found, and its value for measured CPU time; without the
+/// key, calls have constant costs.
+pub const CONFIG_HOST_TIME: &str = "host_time";
+/// See [`CONFIG_HOST_TIME`].
+pub const HOST_TIME_MEASURED: &str = "measured";
+
 /// Name of the environment variable that holds the path of the session's socket. Without it every shim is inert.
 pub const ENV_SESSION: &str = "PRISM_SESSION";
 /// Name of the environment variable that names the rank a process plays (the launcher sets it beside `RANK`).

@@ -1,6 +1,7 @@
 //! The profile of the emulated device and host, as told by the engine's welcome message.
 
 use crate::session::HostCost;
+use prism_wire::control::{CONFIG_HOST_TIME, HOST_TIME_MEASURED};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 
@@ -64,6 +65,8 @@ pub(crate) struct Config {
     pub(crate) device: DeviceProfile,
     /// The emulated host.
     pub(crate) host: HostCosts,
+    /// Is host time measured instead?
+    pub(crate) measures_host: bool,
     values: BTreeMap<CString, CString>,
 }
 
@@ -83,12 +86,13 @@ impl Config {
                 return Err(format!("profile key {key} is negative"));
             }
         }
+        let measures_host = lines.get(CONFIG_HOST_TIME).is_some_and(|value| value == HOST_TIME_MEASURED);
         let c_string = |text: String| CString::new(text).map_err(|_| "profile text with a zero byte".to_owned());
         let values = lines
             .into_iter()
             .map(|(key, value)| Ok((c_string(key)?, c_string(value)?)))
             .collect::<Result<_, String>>()?;
-        Ok(Self { device, host, values })
+        Ok(Self { device, host, measures_host, values })
     }
 
     /// The value of a key of the configuration text.

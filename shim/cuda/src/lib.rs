@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`session`] | the connection to the engine, lazily made: append, query, control, name ids |
 //! | [`clock`], [`interpose`], [`polls`] | the virtual host clock and the libc functions that read or wait for it |
+//! | [`hosttime`] | constants or measured time for the host's part of calls |
 //! | [`handoff`] | timed waits of background threads, in virtual time |
 //! | [`memory`] | device, pinned and virtual-memory allocations, copies, exact accounting |
 //! | [`stream`], [`event`] | dense ids behind opaque handles |
@@ -34,6 +35,7 @@ mod functions;
 mod guard;
 mod handoff;
 mod hook;
+mod hosttime;
 mod interpose;
 mod kernel;
 mod libs;

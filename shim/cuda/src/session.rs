@@ -2,7 +2,7 @@
 
 use crate::config::Config;
 use crate::libs::cupti::{collector, tsc};
-use crate::{capture, clock, handoff, real};
+use crate::{capture, clock, handoff, hosttime, real};
 use prism_wire::client::{Client, ControlError};
 use prism_wire::control::{ControlKind, ENV_RANK, ENV_SESSION, ENV_WORLD_SIZE};
 use prism_wire::frame::{DeviceMode, Hello};
@@ -104,6 +104,9 @@ fn connect() -> Result<(), Unavailable> {
     match open(Path::new(&path)) {
         Ok(session) => {
             clock::start(session.config.host.cost(HostCost::ClockRead));
+            if session.config.measures_host {
+                hosttime::measure();
+            }
             SESSION.store(Box::into_raw(Box::new(session)), Ordering::Release);
             // SAFETY: both handlers are plain functions of this library, which is never unloaded (it is preloaded).
             unsafe {
@@ -211,35 +214,44 @@ pub(crate) fn name_text(id: u32) -> Option<String> {
 impl Session {
     /// See [`append`].
     #[inline]
-    pub(crate) fn append(&self, mut record: Record, host_cost_ns: i64) -> Result<(), ()> {
+    pub(crate) fn append(&self, record: Record, host_cost_ns: i64) -> Result<(), ()> {
+        let Some(record) = Self::stamped(record, host_cost_ns) else { return Ok(()) };
+        // `Client::append` reads no clock, so the hot path can do without `clock::inside`.
+        self.client.append(&record).map_err(|error| lost(&error.to_string()))
+    }
+
+    /// The record with the host clock of its call, charged for it. `None`: a graph that is being captured has taken it.
+    #[inline]
+    fn stamped(mut record: Record, host_cost_ns: i64) -> Option<Record> {
         clock::set_driver();
         clock::forget_reads();
+        let host_cost_ns = hosttime::cost(host_cost_ns);
         record.host_ns = clock::charge(host_cost_ns);
         if capture::is_active() && capture::take(&record) {
-            return Ok(());
+            return None;
         }
         if collector::is_on() {
             collector::note(&mut record, host_cost_ns, 0);
         }
-        // `Client::append` reads no clock, so the hot path can do without `clock::inside`.
-        self.client.append(&record).map_err(|error| lost(&error.to_string()))
+        Some(record)
     }
 
     /// Like [`Self::append`], but waits for room in the ring only until `is_cancelled`: then false.
     pub(crate) fn append_unless(
         &self,
-        mut record: Record,
+        record: Record,
         host_cost_ns: i64,
         is_cancelled: &dyn Fn() -> bool,
     ) -> Result<bool, ()> {
-        clock::set_driver();
-        clock::forget_reads();
-        record.host_ns = clock::charge(host_cost_ns);
+        let Some(record) = Self::stamped(record, host_cost_ns) else { return Ok(true) };
         self.client.append_unless(&record, is_cancelled).map_err(|error| lost(&error.to_string()))
     }
 
     /// See [`query`]; `drives` says whether the answer moves the host clock.
     pub(crate) fn query(&self, mut record: Record, drives: bool) -> Option<Reply> {
+        if drives {
+            clock::charge(hosttime::passed());
+        }
         record.host_ns = clock::now();
         if !drives {
             record.flags |= FLAG_BACKGROUND;
@@ -261,6 +273,7 @@ impl Session {
         }
         if drives {
             clock::advance_to(reply.host_ns);
+            hosttime::restart();
             if collector::is_on() {
                 collector::note_query(&record);
             }

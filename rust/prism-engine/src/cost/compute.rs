@@ -1,7 +1,7 @@
 //! Durations of device work that nobody measured.
 //!
 //! Every model is a roofline over the numbers of the [`Profile`]: the larger of arithmetic time and memory time, plus a
-//! constant per kernel. One efficiency per input type is all that published step times can support; finer constants fit
+//! constant per kernel; matrix multiplications are cut into tiles and waves. One efficiency per input type is all that published step times can support; finer constants fit
 //! them better and predict worse.
 
 use super::comm::{nanoseconds, share, transfer_time};
@@ -62,9 +62,16 @@ pub enum Work {
     },
 }
 
-/// Rows and columns of the result that one thread block of a matrix multiplication computes. Assumed: the largest tile
-/// the vendor's library commonly picks on Ampere and later.
-const GEMM_TILE: (u64, u64) = (128, 256);
+/// Rows and columns of the result that a thread block of a matrix multiplication computes, and the share of a
+/// multiprocessor's rate it reaches relative to the largest: those the vendor's libraries commonly pick on Ampere and
+/// later. The shares are assumed: a small tile uses every loaded factor less often.
+const GEMM_TILES: [(u64, u64, f64); 6] =
+    [(128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.7)];
+
+/// Parts that the inner products of a multiplication with few tiles are cut into at most, and the least length of a part.
+/// Assumed.
+const MOST_SPLITS: u64 = 4;
+const LEAST_SPLIT: u64 = 256;
 
 /// Share of the link's bandwidth that a copy from pageable host memory reaches, because the driver stages it through a
 /// pinned buffer. Assumed.
@@ -84,10 +91,10 @@ pub fn duration(profile: &Profile, work: &Work) -> (SimTime, ComputeClass, Prove
         }
         Work::Gemm { m, n, k, batch, input, compute } => {
             let kind = arithmetic_type(input, compute);
-            let flops = tile_padded_flops(device, m, n, k, batch);
             let rate = device.peak_flops.of(kind) * device.gemm_efficiency.of(kind);
             let bytes = gemm_bytes(m, n, k, batch, input);
-            (flop_time(flops, rate).max(memory_time(device, bytes)) + overhead(device), ComputeClass::Gemm)
+            let arithmetic = gemm_time(device, [m, n, k, batch], rate);
+            (arithmetic.max(memory_time(device, bytes)) + overhead(device), ComputeClass::Gemm)
         }
         Work::Operator { flops, bytes, input } => {
             let rate = device.peak_flops.of(input) * device.attention_efficiency;
@@ -120,19 +127,23 @@ fn arithmetic_type(input: DataType, compute: DataType) -> DataType {
     if input == DataType::Float32 && compute == DataType::Tf32 { DataType::Tf32 } else { input }
 }
 
-/// Floating-point operations charged for a matrix multiplication: its own, stretched by what the last wave of tiles
-/// leaves idle. The stretch is halved towards 1, since libraries split k or take smaller tiles when few tiles remain.
-fn tile_padded_flops(device: &Device, m: u64, n: u64, k: u64, batch: u64) -> f64 {
-    let flops = 2.0 * m as f64 * n as f64 * k as f64 * batch as f64;
-    let tiles = m.div_ceil(GEMM_TILE.0) as f64 * n.div_ceil(GEMM_TILE.1) as f64 * batch as f64;
-    if tiles == 0.0 {
-        return 0.0;
-    }
-    let sms = f64::from(device.sm_count);
-    let idle = (tiles / sms).ceil() * sms / tiles;
-    // Below one wave the tile size shrinks until every SM has work, so nothing is charged for it.
-    let stretch = if tiles < sms { 1.0 } else { f64::midpoint(1.0, idle) };
-    flops * stretch
+/// Arithmetic time of a matrix multiplication at `flops_per_s` of the whole device: tiles are handed out in waves of one per
+/// multiprocessor, the last wave takes as long as a full one, and the tile (and, with few tiles, the split of the inner
+/// products) that ends first is taken, as the libraries' heuristics try to.
+fn gemm_time(device: &Device, [m, n, k, batch]: [u64; 4], flops_per_s: f64) -> SimTime {
+    let sms = u64::from(device.sm_count);
+    let rate = flops_per_s / sms as f64;
+    let seconds = |(rows, columns, share): (u64, u64, f64)| {
+        let tiles = m.div_ceil(rows).saturating_mul(n.div_ceil(columns)).saturating_mul(batch);
+        let one = |splits: u64| {
+            let waves = tiles.saturating_mul(splits).div_ceil(sms) as f64;
+            waves * 2.0 * rows as f64 * columns as f64 * k.div_ceil(splits) as f64 / (rate * share)
+        };
+        let is_useful = |splits: &u64| tiles.saturating_mul(*splits) <= sms && k / *splits >= LEAST_SPLIT;
+        let splits = (1..=MOST_SPLITS.ilog2()).map(|doublings| 1 << doublings).filter(is_useful);
+        splits.map(one).fold(one(1), f64::min)
+    };
+    SimTime::from_secs_f64(GEMM_TILES.into_iter().map(seconds).fold(f64::INFINITY, f64::min))
 }
 
 /// Each factor is read and the result is written once; 8-bit factors give a 16-bit result.

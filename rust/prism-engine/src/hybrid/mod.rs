@@ -54,6 +54,8 @@ pub struct SessionOptions {
     pub kernels: KernelTable,
     /// Ranks that run for real.
     pub live: Vec<u32>,
+    /// The host's time is the CPU time that live ranks use, not constants of the profile: runs are not repeatable then.
+    pub measured_host_time: bool,
     /// Slow-down of the compute of single ranks (1.3 = 30 % longer).
     pub slow: BTreeMap<u32, f64>,
     /// Changes to the job, of virtual and live ranks alike. Only when emulating.

@@ -12,7 +12,9 @@ use crate::graph::Graph;
 use crate::ids::Rank;
 use crate::sim::{Peers, SimError, SimOptions, Simulation};
 use crate::slice::recording::RankRecording;
-use prism_wire::control::{CONFIG_LIVE, CONFIG_RULES, CONFIG_TURNS, KIND_RECEIVE};
+use prism_wire::control::{
+    CONFIG_HOST_TIME, CONFIG_LIVE, CONFIG_RULES, CONFIG_TURNS, HOST_TIME_MEASURED, KIND_RECEIVE,
+};
 use prism_wire::frame::{Request, ValuesRequest};
 use prism_wire::server::{Connection, ControlChannel, Listener, RecordReader, SessionCloser, handshake};
 use std::os::unix::net::UnixStream;
@@ -162,7 +164,9 @@ impl Session {
 /// What a process is told when it connects.
 fn config_text(options: &SessionOptions) -> String {
     let live: Vec<String> = options.live.iter().map(u32::to_string).collect();
-    format!("{}{CONFIG_LIVE}={}\n", options.profile.config_text(), live.join(","))
+    let host_time =
+        if options.measured_host_time { format!("{CONFIG_HOST_TIME}={HOST_TIME_MEASURED}\n") } else { String::new() };
+    format!("{}{CONFIG_LIVE}={}\n{host_time}", options.profile.config_text(), live.join(","))
 }
 
 /// One simulation for all live ranks beside the virtual ones, or one for each live rank beside absent ones.

@@ -216,10 +216,11 @@ pub(crate) fn summarise(state: &mut State, options: &SessionOptions, graph: Opti
         }
         _ => live.len(),
     };
+    let host = if options.measured_host_time { Provenance::Measured } else { Provenance::Default };
     Summary {
         world_size: options.world_size,
         iteration_time_ns: job_iterations(&report, &live, is_complete),
-        ranks: state.processes.values().map(|process| rank_summary(process, &report, state)).collect(),
+        ranks: state.processes.values().map(|process| rank_summary(process, &report, state, host)).collect(),
         ops: graph.map_or(0, Graph::num_ops),
         ops_evaluated: report.ops_evaluated,
         ranks_materialised: materialised as u64,
@@ -245,11 +246,14 @@ fn rank_iterations(report: &RankReport) -> Vec<i64> {
     ends.map(|end| (*end - std::mem::replace(&mut before, *end)).as_ns()).collect()
 }
 
-/// Communication is modelled from the profile; host time is a constant per call that nobody measured.
-fn time_by_provenance(device: Option<&DeviceTime>, host_time_ns: i64) -> BTreeMap<Provenance, i64> {
+/// Communication is modelled from the profile; host time is a constant per call that nobody measured, or measured.
+fn time_by_provenance(
+    device: Option<&DeviceTime>,
+    (host, host_time_ns): (Provenance, i64),
+) -> BTreeMap<Provenance, i64> {
     let mut shares = device.map(|device| device.by_provenance.clone()).unwrap_or_default();
     *shares.entry(Provenance::Modelled).or_default() += device.map_or(0, |device| device.communication);
-    *shares.entry(Provenance::Default).or_default() += host_time_ns;
+    *shares.entry(host).or_default() += host_time_ns;
     shares
 }
 
@@ -261,7 +265,7 @@ fn compute_time(process: &Process) -> BTreeMap<Family, BTreeMap<Provenance, i64>
     shares
 }
 
-fn rank_summary(process: &Process, report: &SimReport, state: &State) -> RankSummary {
+fn rank_summary(process: &Process, report: &SimReport, state: &State, host: Provenance) -> RankSummary {
     const MEMBERS_SHOWN: usize = 8;
     let own = report.ranks.iter().find(|rank| rank.rank.0 == process.rank);
     let uses = own.map_or(&[][..], |own| &own.comms);
@@ -271,6 +275,7 @@ fn rank_summary(process: &Process, report: &SimReport, state: &State) -> RankSum
         calls: comm.calls,
         bytes: comm.bytes,
     });
+    let device_time = own.and_then(|own| own.device_time.as_ref());
     RankSummary {
         rank: process.rank,
         iteration_time_ns: own.map(rank_iterations).unwrap_or_default(),
@@ -280,7 +285,7 @@ fn rank_summary(process: &Process, report: &SimReport, state: &State) -> RankSum
         nccl_buffer_bytes: process.nccl_bytes(state.durations.profile()),
         nccl_init_ns: process.nccl_init.as_ns(),
         device_time: own.and_then(|own| own.device_time.clone()),
-        time_by_provenance: time_by_provenance(own.and_then(|own| own.device_time.as_ref()), process.host_time_ns),
+        time_by_provenance: time_by_provenance(device_time, (host, process.host_time_ns)),
         compute_time_ns: compute_time(process),
         communicators: communicators.collect(),
         tiers: process.tier_uses(),

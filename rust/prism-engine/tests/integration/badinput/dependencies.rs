@@ -46,6 +46,7 @@ fn an_emulation_refuses_what_a_replay_refuses() {
         world_size: 2,
         profile: options().profile,
         kernels: KernelTable::default(),
+        measured_host_time: false,
         live: vec![0],
         slow: BTreeMap::new(),
         perturb: options().perturb,

@@ -203,6 +203,7 @@ fn options_that_do_not_fit_are_refused_before_anything_runs() {
         world_size,
         profile: profile(),
         kernels: KernelTable::default(),
+        measured_host_time: false,
         live: live.to_vec(),
         slow: slow.iter().copied().collect(),
         perturb: prism_engine::perturb::Perturbations::default(),

@@ -10,3 +10,4 @@ mod player;
 mod programs;
 mod stage;
 mod store;
+mod timeline;

@@ -51,6 +51,7 @@ impl Stage {
             world_size: world,
             profile: profile(),
             kernels: KernelTable::default(),
+            measured_host_time: false,
             live: live.to_vec(),
             slow: slow.iter().copied().collect(),
             perturb: prism_engine::perturb::Perturbations::default(),
