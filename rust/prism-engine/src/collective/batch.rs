@@ -84,15 +84,19 @@ impl RingWalk {
 
     /// Ends of one communicator by group rank; returns the latest.
     pub(crate) fn walk_one(&self, arrivals: &[SimTime], ends: &mut [SimTime]) -> i64 {
-        if self.is_in_order && self.ring.gain <= 0 {
-            return self.walk_in_order(arrivals, ends);
+        if self.is_in_order && arrivals.len() == ends.len() {
+            return if self.ring.gain <= 0 {
+                self.walk_shortest(arrivals, ends)
+            } else {
+                self.walk_longest(arrivals, ends)
+            };
         }
         let walk = Walk { ring: &self.ring, launch: self.launch, order: &self.shape.ring, width: 1 };
         walk.tile::<1, SimTime>(0, arrivals, ends)
     }
 
     /// The same where ring positions are group ranks and the shortest way from each member wins.
-    fn walk_in_order(&self, arrivals: &[SimTime], ends: &mut [SimTime]) -> i64 {
+    fn walk_shortest(&self, arrivals: &[SimTime], ends: &mut [SimTime]) -> i64 {
         let Uniform { all, latency, gain, .. } = self.ring;
         let all = all + self.launch;
         let mut best = arrivals.iter().fold(i64::MIN / 2, |best, arrival| arrival.0.max(best + gain));
@@ -102,6 +106,26 @@ impl RingWalk {
             end.0 = next.max(best + latency) + all;
             latest = latest.max(end.0);
             best = next;
+        }
+        latest
+    }
+
+    /// The same where the longest way wins: what is found at position `p` is what reaches position `p + moves`.
+    fn walk_longest(&self, arrivals: &[SimTime], ends: &mut [SimTime]) -> i64 {
+        let Uniform { all, latency, gain, moves } = self.ring;
+        let (n, all) = (arrivals.len(), all + self.launch + moves * gain);
+        let mut best = arrivals.iter().rev().fold(i64::MIN / 2, |best, arrival| arrival.0.max(best - gain));
+        let mut latest = 0;
+        let last = (moves % n as i64) as usize;
+        let (first_arrivals, last_arrivals) = arrivals.split_at(n - 1 - last);
+        let (first_ends, last_ends) = ends.split_at_mut(last + 1);
+        for (arrivals, ends) in [(last_arrivals, first_ends), (first_arrivals, last_ends)] {
+            for (arrival, end) in arrivals.iter().rev().zip(ends.iter_mut().rev()) {
+                let next = arrival.0.max(best - gain);
+                end.0 = best.max(next + latency) + all;
+                latest = latest.max(end.0);
+                best = next;
+            }
         }
         latest
     }
@@ -357,6 +381,15 @@ mod tests {
             let arrivals: Vec<SimTime> = (0..size * width).map(time).collect();
             let mut ends = vec![SimTime::ZERO; arrivals.len()];
             rings(&ring, 7, &order, width, &arrivals, &mut ends);
+            let members: Vec<u32> = (0..size as u32).collect();
+            let shape = Arc::new(CommShape::new(&members, &Profile::builtin("h100-sxm").expect("built in")));
+            let walk = RingWalk { ring, launch: 7, is_in_order: true, shape };
+            let mut in_order = Vec::new();
+            ring.completion(&arrivals[..size].iter().map(|time| time.0).collect::<Vec<_>>(), &mut in_order);
+            let mut walked = vec![SimTime::ZERO; size];
+            let latest = walk.walk_one(&arrivals[..size], &mut walked);
+            prop_assert_eq!(latest, walked.iter().map(|end| end.0).max().unwrap_or(0));
+            prop_assert_eq!(walked.iter().map(|end| end.0 - 7).collect::<Vec<_>>(), in_order);
             for column in 0..width {
                 let place = |rank: u32| rank as usize * width + column;
                 let own: Vec<i64> = order.iter().map(|rank| arrivals[place(*rank)].0).collect();

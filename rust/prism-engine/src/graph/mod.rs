@@ -41,8 +41,8 @@ pub use error::GraphError;
 pub use store::GraphFile;
 pub use summary::{CommFamily, DeviceTime, GraphSummary, KindTotal, RoleSummary};
 pub(crate) use text::op_text;
-pub use view::TemplateView;
 pub(crate) use view::ProgramPlace;
+pub use view::TemplateView;
 
 use crate::ids::TemplateId;
 use columns::{Column, Indices, OpRow};

@@ -2,8 +2,8 @@
 
 use super::Irregular;
 use super::meet::Half;
-use crate::collective::{self, CollectiveCall, CommShape, RingWalk, Scratch, ShapePool};
 use crate::collective::turns::{self, Message};
+use crate::collective::{self, CollectiveCall, CommShape, RingWalk, Scratch, ShapePool};
 use crate::cost::comm::{Link, nanoseconds, node_of, transfer_time};
 use crate::profile::Profile;
 use crate::sim::evaluate::{collective_call, evaluate};
@@ -44,7 +44,7 @@ struct MessageKind {
 /// Where a message goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    Self_,
+    Itself,
     Node,
     Network,
 }
@@ -101,7 +101,7 @@ impl Costs {
 
     pub(super) fn way(&self, from: u32, to: u32) -> Way {
         if from == to {
-            Way::Self_
+            Way::Itself
         } else if node_of(&self.profile, from) == node_of(&self.profile, to) {
             Way::Node
         } else {

@@ -17,11 +17,11 @@ mod order;
 mod state;
 mod walk;
 
-use super::report::{RankReport, SimReport};
 use super::is_factor;
+use super::report::{RankReport, SimReport};
 use super::role::Account;
-use crate::graph::columns::Indices;
 use crate::graph::Graph;
+use crate::graph::columns::Indices;
 use crate::ids::Rank;
 use crate::profile::Profile;
 use crate::units::SimTime;
@@ -29,12 +29,11 @@ use ahead::{Ahead, Limits};
 use costs::Costs;
 use groups::Group;
 use meet::Ended;
-use order::Turns;
 use ops::{ACCOUNTS, Number, OpInfo, table};
+use order::Turns;
 use rustc_hash::FxHashMap;
-use std::collections::{BTreeMap, VecDeque};
 use state::{Channel, NONE, Tables, stall};
-
+use std::collections::{BTreeMap, VecDeque};
 
 /// The job is not one for this evaluator, for whatever reason.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +47,7 @@ struct Machine<'a, N> {
     durations: &'a [u8],
     groups_data: &'a [u8],
     members: &'a [u32],
-    ops: Vec<OpInfo>,
+    ops: &'a [OpInfo],
     tables: Tables,
     costs: Costs,
     channel_numbers: FxHashMap<(u32, u32, u32), u32>,
@@ -109,7 +108,7 @@ fn run<N: Number>(
         durations: columns.durations,
         groups_data: columns.groups,
         members: graph.all_members(),
-        ops,
+        ops: &ops,
         tables,
         costs,
         channel_numbers: FxHashMap::default(),

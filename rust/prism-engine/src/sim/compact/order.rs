@@ -3,10 +3,10 @@
 //! As long as all launches of a slot are on one stream, that stream keeps their order. From the first launch on another
 //! stream on they are counted.
 
+use super::ahead::What;
 use super::ops::{Number, OpInfo};
 use super::state::{Slot, Turn, via};
 use super::{Irregular, Machine};
-use super::ahead::What;
 use std::collections::BTreeMap;
 
 /// The launches of a slot since they are counted.
@@ -89,7 +89,13 @@ impl<N: Number> Machine<'_, N> {
     }
 
     /// A launch alone on a stream that has come to it: its end, if everybody has come and nothing waits for that but the stream.
-    pub(super) fn launch(&mut self, slot: u32, info: OpInfo, arrival: i64, turn: Turn) -> Result<Option<i64>, Irregular> {
+    pub(super) fn launch(
+        &mut self,
+        slot: u32,
+        info: OpInfo,
+        arrival: i64,
+        turn: Turn,
+    ) -> Result<Option<i64>, Irregular> {
         match turn {
             Turn::Plain => self.post(slot, info, arrival, info.stream + 1),
             Turn::Counted { number, follows } => {
