@@ -79,8 +79,12 @@ impl TileWalk {
     /// Ends of one communicator by group rank; returns the latest.
     pub(crate) fn walk_one(&self, arrivals: &[SimTime], ends: &mut [SimTime]) -> i64 {
         match &self.form {
-            BatchForm::Ring(ring, launch) if self.is_in_order && ring.gain <= 0 => {
-                walk_in_order(ring, launch.0, arrivals, ends)
+            BatchForm::Ring(ring, launch) if self.is_in_order && arrivals.len() == ends.len() => {
+                if ring.gain <= 0 {
+                    walk_shortest(ring, launch.0, arrivals, ends)
+                } else {
+                    walk_longest(ring, launch.0, arrivals, ends)
+                }
             }
             BatchForm::Ring(ring, launch) => {
                 let walk = Walk { ring, launch: launch.0, order: &self.shape.ring, width: 1 };
@@ -136,7 +140,7 @@ impl TileWalk {
 
 /// Ends over a ring of equal links whose positions are group ranks, where the shortest way from each member wins; returns the
 /// latest.
-fn walk_in_order(ring: &Uniform, launch: i64, arrivals: &[SimTime], ends: &mut [SimTime]) -> i64 {
+fn walk_shortest(ring: &Uniform, launch: i64, arrivals: &[SimTime], ends: &mut [SimTime]) -> i64 {
     let Uniform { all, latency, gain, .. } = *ring;
     let all = all + launch;
     let mut best = arrivals.iter().fold(i64::MIN / 2, |best, arrival| arrival.0.max(best + gain));
@@ -146,6 +150,26 @@ fn walk_in_order(ring: &Uniform, launch: i64, arrivals: &[SimTime], ends: &mut [
         end.0 = next.max(best + latency) + all;
         latest = latest.max(end.0);
         best = next;
+    }
+    latest
+}
+
+/// The same where the longest way wins: what is found at position `p` is what reaches position `p + moves`.
+fn walk_longest(ring: &Uniform, launch: i64, arrivals: &[SimTime], ends: &mut [SimTime]) -> i64 {
+    let Uniform { all, latency, gain, moves } = *ring;
+    let (n, all) = (arrivals.len(), all + launch + moves * gain);
+    let mut best = arrivals.iter().rev().fold(i64::MIN / 2, |best, arrival| arrival.0.max(best - gain));
+    let mut latest = 0;
+    let last = (moves % n as i64) as usize;
+    let (first_arrivals, last_arrivals) = arrivals.split_at(n - 1 - last);
+    let (first_ends, last_ends) = ends.split_at_mut(last + 1);
+    for (arrivals, ends) in [(last_arrivals, first_ends), (first_arrivals, last_ends)] {
+        for (arrival, end) in arrivals.iter().rev().zip(ends.iter_mut().rev()) {
+            let next = arrival.0.max(best - gain);
+            end.0 = best.max(next + latency) + all;
+            latest = latest.max(end.0);
+            best = next;
+        }
     }
     latest
 }
@@ -381,6 +405,15 @@ mod tests {
             let arrivals: Vec<SimTime> = (0..size * width).map(time).collect();
             let mut ends = vec![SimTime::ZERO; arrivals.len()];
             rings(&ring, 7, &order, width, &arrivals, &mut ends);
+            let members: Vec<u32> = (0..size as u32).collect();
+            let shape = Arc::new(CommShape::new(&members, &Profile::builtin("h100-sxm").expect("built in")));
+            let walk = RingWalk { ring, launch: 7, is_in_order: true, shape };
+            let mut in_order = Vec::new();
+            ring.completion(&arrivals[..size].iter().map(|time| time.0).collect::<Vec<_>>(), &mut in_order);
+            let mut walked = vec![SimTime::ZERO; size];
+            let latest = walk.walk_one(&arrivals[..size], &mut walked);
+            prop_assert_eq!(latest, walked.iter().map(|end| end.0).max().unwrap_or(0));
+            prop_assert_eq!(walked.iter().map(|end| end.0 - 7).collect::<Vec<_>>(), in_order);
             for column in 0..width {
                 let place = |rank: u32| rank as usize * width + column;
                 let own: Vec<i64> = order.iter().map(|rank| arrivals[place(*rank)].0).collect();

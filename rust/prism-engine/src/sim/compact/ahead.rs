@@ -5,7 +5,7 @@
 //! are held until their stream is free.
 
 use super::ops::{Code, Number, OpInfo};
-use super::state::{NEVER, NONE, Turn, stall};
+use super::state::{NEVER, NONE, Tables, Turn, stall};
 use super::{Irregular, Machine};
 use std::collections::VecDeque;
 
@@ -89,8 +89,15 @@ pub(super) struct Limits {
     most_held: u32,
     permit: u32,
     stops: u32,
-    /// Streams woken since then.
+    /// Ranks that hold ops have gone on since then.
     has_moved: bool,
+}
+
+impl Limits {
+    /// May any rank hold ops without being asked to?
+    pub(super) fn is_open(&self) -> bool {
+        self.most_held > 0
+    }
 }
 
 /// The event's latest record is held.
@@ -109,7 +116,7 @@ impl<N: Number> Machine<'_, N> {
             limits.most_held = limits.most_held.max(FIRST_PERMIT / 2).saturating_mul(2);
         }
         let permit = limits.permit;
-        let has_stopped = |tables: &super::state::Tables, rank: u32| {
+        let has_stopped = |tables: &Tables, rank: u32| {
             let reason = tables.ranks[rank as usize].stall;
             reason < stall::EVENT && reason & stall::AHEAD != 0
         };
@@ -214,6 +221,7 @@ impl<N: Number> Machine<'_, N> {
     /// Evaluates what a rank holds, as far as its streams are free.
     #[cold]
     pub(super) fn drain(&mut self, rank: u32) -> Result<(), Irregular> {
+        self.limits.has_moved = true;
         let number = self.tables.ranks[rank as usize].ahead as usize;
         while self.aheads[number].runnable != 0 {
             let stream = self.aheads[number].runnable.trailing_zeros() as u8;
@@ -296,10 +304,5 @@ impl<N: Number> Machine<'_, N> {
         }
         self.tables.words[word] = come;
         Ok(true)
-    }
-
-    /// Streams have moved since everybody stopped.
-    pub(super) fn note_move(&mut self) {
-        self.limits.has_moved = true;
     }
 }

@@ -44,7 +44,7 @@ struct MessageKind {
 /// Where a message goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    Self_,
+    Itself,
     Node,
     Network,
 }
@@ -101,7 +101,7 @@ impl Costs {
 
     pub(super) fn way(&self, from: u32, to: u32) -> Way {
         if from == to {
-            Way::Self_
+            Way::Itself
         } else if node_of(&self.profile, from) == node_of(&self.profile, to) {
             Way::Node
         } else {

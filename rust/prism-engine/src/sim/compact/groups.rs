@@ -252,11 +252,11 @@ impl<N: Number> Machine<'_, N> {
         let mut woken = Vec::new();
         let here = streams & group.streams;
         for stream in (0..64).filter(|stream| here >> stream & 1 != 0) {
-            let mut own = group.launches.iter().filter(|launch| launch.streams >> stream & 1 != 0);
+            let own = group.launches.iter().filter(|launch| launch.streams >> stream & 1 != 0);
             if own.clone().all(|launch| launch.left == 0) {
-                let end = own.try_fold(0, |end, launch| Some(launch.end.max(end)));
+                let end = own.map(|launch| launch.end).fold(0, i64::max);
                 group.streams &= !(1 << stream);
-                woken.push((stream as u8, end.unwrap_or(0)));
+                woken.push((stream as u8, end));
             }
         }
         if group.streams == 0 {

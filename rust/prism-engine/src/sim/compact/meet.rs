@@ -19,7 +19,6 @@ pub(super) struct Ended {
 impl<N: Number> Machine<'_, N> {
     /// A launch that is one call or half of a message comes to the network: its end, if everybody has come and a stream is all
     /// that waits for it.
-    #[inline]
     pub(super) fn post(&mut self, slot: u32, info: OpInfo, arrival: i64, via: u8) -> Result<Option<i64>, Irregular> {
         let slot = self.tables.slots[slot as usize];
         if info.code == Code::Call {
@@ -28,8 +27,7 @@ impl<N: Number> Machine<'_, N> {
             }
             return Ok(None);
         }
-        let half = Half { place: slot.place, is_send: info.code == Code::Send, peer: info.arg, message: info.number };
-        self.post_half(slot.comm, half, arrival, via)
+        self.post_half(slot.comm, Half::of(info, slot.place), arrival, via)
     }
 
     /// A member comes to a collective. True: it is the last.
@@ -250,6 +248,13 @@ pub(super) struct Half {
     pub(super) peer: u32,
     /// Number of its size.
     pub(super) message: u32,
+}
+
+impl Half {
+    /// That of a member which posts the op.
+    pub(super) fn of(info: OpInfo, place: u32) -> Self {
+        Self { place, is_send: info.code == Code::Send, peer: info.arg, message: info.number }
+    }
 }
 
 impl Comm {

@@ -166,7 +166,8 @@ impl Reader {
             Some(word) => u64::from_le_bytes(word.try_into().expect("eight bytes")),
             None => tail(data, at),
         };
-        let number = word & packed::MASKS[usize::from(width & 15).min(8)];
+        // As many low bytes as a value has: 1 to 8 of them.
+        let number = word & (u64::MAX >> ((64 - 8 * u32::from(width)) & 63));
         self.base.wrapping_add(self.step.wrapping_mul(number as i64))
     }
 }

@@ -192,6 +192,7 @@ impl Tables {
         for rank in 0..graph.world_size() {
             tables.add_rank(graph, rank, factor(rank), num_slots)?;
             num_slots += graph.rank_slots(Rank(rank)).len();
+            let most_words = most_words.min(u64::from(NONE));
             if tables.words.len() as u64 > most_words || num_slots >= NONE as usize {
                 return Err(Irregular);
             }

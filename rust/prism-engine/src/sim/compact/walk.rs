@@ -1,19 +1,24 @@
 //! The walk over the programs: each rank's ops in the order in which its host issues them, until it has to wait.
 
 use super::groups::{Cursor, Step};
+use super::meet::Half;
 use super::ops::{ACCOUNTS, Code, Number, OpInfo};
 use super::state::{NEVER, NONE, stall};
 use super::{Irregular, Machine};
+use std::ops::Range;
+
+/// When a host goes on.
+enum Resume {
+    At(i64),
+    /// The record that it waits for is held.
+    Later,
+}
 
 impl<N: Number> Machine<'_, N> {
     /// Runs every rank as far as it comes. Whether all have come through is not said.
     pub(super) fn run(&mut self) -> Result<(), Irregular> {
         loop {
             while let Some(rank) = self.ready.pop() {
-                if self.tables.ranks[rank as usize].ahead != NONE {
-                    self.note_move();
-                    self.drain(rank)?;
-                }
                 self.walk(rank)?;
                 if !self.ended.is_empty() {
                     self.settle()?;
@@ -25,18 +30,24 @@ impl<N: Number> Machine<'_, N> {
         }
     }
 
-    #[inline(never)]
+    #[inline]
     fn walk(&mut self, rank: u32) -> Result<(), Irregular> {
+        if self.tables.ranks[rank as usize].ahead != NONE {
+            self.drain(rank)?;
+        }
+        let (rows, ops, duration_data) = (self.rows, self.ops, self.durations);
         let state = &self.tables.ranks[rank as usize];
         let (mut row, end, mut host, mut base) = (state.row, state.end, state.host, state.base);
         let (mut blocked, constant_gap) = (state.blocked, state.gaps.constant());
         let (has_gaps, has_groups, odd) = (state.gap_width > 0, state.has_groups, state.odd);
         let (words, events, slots) = (state.words as usize, state.event(0), state.slots);
+        let (durations, duration_width) = (state.durations, state.duration_width);
+        let may_hold = state.ahead != NONE || self.limits.is_open();
         let reason = loop {
             if row == end {
                 break stall::DONE;
             }
-            let info: OpInfo = self.ops[self.rows[row as usize].index()];
+            let info: OpInfo = ops[rows[row as usize].index()];
             let stream = usize::from(info.stream);
             if has_groups && matches!(info.code, Code::Call | Code::Send | Code::Receive) {
                 self.tables.ranks[rank as usize].blocked = blocked;
@@ -58,7 +69,7 @@ impl<N: Number> Machine<'_, N> {
             if !is_early {
                 match info.code {
                     Code::Compute => {
-                        let mut duration = self.duration(rank, row);
+                        let mut duration = durations.get(duration_data, row, duration_width);
                         if odd != NONE {
                             duration = self.tables.odd[odd as usize].duration(row, duration);
                         }
@@ -67,12 +78,17 @@ impl<N: Number> Machine<'_, N> {
                         self.sums[usize::from(info.account) % ACCOUNTS] += i128::from(duration);
                     }
                     Code::Call | Code::Send | Code::Receive => {
-                        let slot = slots + info.slot;
+                        let number = slots + info.slot;
                         let arrival = issue.max(self.tables.words[words + stream]);
-                        let end = if self.tables.slots[slot as usize].last == info.stream {
-                            self.post(slot, info, arrival, info.stream + 1)?
+                        let slot = self.tables.slots[number as usize];
+                        let end = if slot.last != info.stream {
+                            self.launch_first(number, info, arrival)?
+                        } else if info.code != Code::Call {
+                            self.post_half(slot.comm, Half::of(info, slot.place), arrival, info.stream + 1)?
+                        } else if self.arrive(slot.comm, slot.place, info.number, arrival, info.stream + 1)? {
+                            self.complete(slot.comm, slot.place)?
                         } else {
-                            self.launch_first(slot, info, arrival)?
+                            None
                         };
                         match end {
                             Some(end) => self.tables.words[words + stream] = end,
@@ -93,26 +109,13 @@ impl<N: Number> Machine<'_, N> {
                             *clock = issue.max(*clock).max(time);
                         }
                     }
-                    Code::StreamSync => {
-                        base = issue.max(self.tables.words[words + stream]);
-                        next_host = base;
-                    }
-                    Code::EventSync => {
-                        let time = self.tables.words[events + info.arg as usize];
-                        if time == NEVER {
-                            return Err(Irregular);
+                    Code::StreamSync | Code::EventSync | Code::DeviceSync => {
+                        let clocks = if info.code == Code::DeviceSync { words..events } else { words..words };
+                        match self.sync(rank, info, issue, clocks)? {
+                            Resume::At(time) if info.code != Code::DeviceSync || blocked == 0 => base = time,
+                            Resume::At(_) => break stall::DEVICE,
+                            Resume::Later => break stall::EVENT,
                         }
-                        if time < 0 {
-                            break stall::EVENT;
-                        }
-                        base = issue.max(time);
-                        next_host = base;
-                    }
-                    Code::DeviceSync => {
-                        if blocked != 0 {
-                            break stall::DEVICE;
-                        }
-                        base = self.tables.words[words..events].iter().fold(issue, |latest, clock| latest.max(*clock));
                         next_host = base;
                     }
                     Code::Host => {}
@@ -120,16 +123,13 @@ impl<N: Number> Machine<'_, N> {
                         let clock = &mut self.tables.words[words + stream];
                         let time = issue.max(*clock);
                         *clock = time;
-                        let is_begin = info.code == Code::Begin;
-                        let number = self.next_marker(rank, is_begin);
-                        let markers = if is_begin { &mut self.begins } else { &mut self.iteration_ends };
-                        markers.push((rank, number, time));
+                        self.mark(rank, info.code == Code::Begin, time);
                     }
                 }
             }
             if is_early {
                 self.tables.ranks[rank as usize].blocked = blocked;
-                if !self.hold(rank, row, info, issue)? {
+                if !may_hold || !self.hold(rank, row, info, issue)? {
                     break if info.code == Code::StreamSync { info.stream } else { info.stream | stall::AHEAD };
                 }
                 blocked = self.tables.ranks[rank as usize].blocked;
@@ -155,6 +155,31 @@ impl<N: Number> Machine<'_, N> {
     pub(super) fn duration(&self, rank: u32, row: u64) -> i64 {
         let state = &self.tables.ranks[rank as usize];
         state.durations.get(self.durations, row, state.duration_width)
+    }
+
+    /// When the host goes on that comes to a wait at `issue`; nothing is in the way on its stream. `clocks` are those of all
+    /// streams, if it waits for all.
+    #[inline(never)]
+    fn sync(&self, rank: u32, info: OpInfo, issue: i64, clocks: Range<usize>) -> Result<Resume, Irregular> {
+        let state = &self.tables.ranks[rank as usize];
+        let time = match info.code {
+            Code::StreamSync => self.tables.words[state.words as usize + usize::from(info.stream)],
+            Code::EventSync => self.tables.words[state.event(info.arg)],
+            _ => self.tables.words[clocks].iter().copied().fold(issue, i64::max),
+        };
+        match time {
+            NEVER => Err(Irregular),
+            time if time < 0 => Ok(Resume::Later),
+            time => Ok(Resume::At(issue.max(time))),
+        }
+    }
+
+    /// A stream has come to a marker.
+    #[inline(never)]
+    fn mark(&mut self, rank: u32, is_begin: bool, time: i64) {
+        let number = self.next_marker(rank, is_begin);
+        let markers = if is_begin { &mut self.begins } else { &mut self.iteration_ends };
+        markers.push((rank, number, time));
     }
 
     /// Number of a rank's next marker.

@@ -124,7 +124,9 @@ proptest! {
 /// Ranks with a program each, of ops by stream; slot 0 is the world.
 fn job_of_programs(programs: &[Vec<(u32, OpKind)>], num_names: usize) -> Arc<Graph> {
     let mut builder = GraphBuilder::new(programs.len() as u32);
-    (0..num_names).for_each(|name| drop(builder.intern_name(&format!("name {name}"))));
+    for name in 0..num_names {
+        builder.intern_name(&format!("name {name}"));
+    }
     let world = builder.add_comm((0..programs.len() as u32).map(Rank).collect());
     for (rank, program) in (0..).zip(programs) {
         let op = |(stream, kind): &(u32, OpKind)| Op {
