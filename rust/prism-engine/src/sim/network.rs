@@ -4,19 +4,19 @@
 //! communicator is open at a time and its arrivals and ends live at fixed places of two tables. Communicators of one batch
 //! ([`super::batch`]) are posted and completed together.
 
+mod launch;
+
 use super::channel::{Channels, Waiting};
 use super::error::SimError;
 use super::evaluate::{collective_call, evaluate};
 use super::memo::Memo;
 use super::perturbed::{NetworkRules, Origin};
-use super::program::Launch;
 use super::role::Times;
 use super::signature::{Call, Half};
 use super::vector;
-use super::wiring::{Address, Wiring};
-use crate::collective::turns::{self, Message, Turns};
+use super::wiring::Address;
 use crate::collective::{self, CollectiveCall, CommShape, Scratch, ShapePool, TileWalk};
-use crate::cost::comm::{Link, nanoseconds, transfer_time};
+use crate::cost::comm::transfer_time;
 use crate::graph::Graph;
 use crate::ids::CommId;
 use crate::perturb::When;
@@ -385,51 +385,6 @@ impl Network {
 
     pub(super) fn profile(&self) -> &Profile {
         &self.profile
-    }
-
-    /// The next collective of a launch begins for these members when the last has ended for them. Its kernel need not be launched
-    /// if that has been done.
-    pub(super) fn arrive_again(&mut self, wiring: &Wiring, next: &Call) {
-        let earlier = |batch: u32| if next.continues { self.launch_time(batch, next) } else { SimTime::ZERO };
-        let earlier: Vec<SimTime> = wiring.parts.iter().map(|(batch, _)| *batch).map(earlier).collect();
-        wiring.copy_earlier(&self.ends, &mut self.arrivals, &earlier);
-    }
-
-    /// Time from a member's coming to a collective until it takes part.
-    pub(super) fn launch_time(&mut self, batch: u32, call: &Call) -> SimTime {
-        let layout = self.layout(batch);
-        collective::launch_time(&layout, &collective_call(call, layout.len()), &mut self.scratch)
-    }
-
-    /// The same for a message.
-    pub(super) fn message_launch(&self) -> SimTime {
-        nanoseconds(self.profile.network.collective_launch_ns)
-    }
-
-    /// How a batch's communicators lie on the cluster.
-    fn layout(&mut self, batch: u32) -> Arc<CommShape> {
-        let state = &mut self.batches[batch as usize];
-        let members = self.members.of(state.comms[0]);
-        Arc::clone(state.layout.get_or_insert_with(|| self.shapes.shape(members)))
-    }
-
-    /// The turns of a launch's messages for the members at a position, the first of which comes at `time`.
-    pub(super) fn turns(&mut self, (batch, position): (u32, u32), launch: &Launch, time: SimTime) -> Turns {
-        let layout = self.layout(batch);
-        let members = self.members.of(self.batches[batch as usize].comms[0]);
-        let me = members[position as usize];
-        let occupancy = |half: &Half| {
-            let other = members[half.peer as usize];
-            let link = Link::between(&self.profile, me, other);
-            let Some(rules) = &self.rules else { return link.occupancy(half.bytes()) };
-            let pair = if half.is_send { (me, other) } else { (other, me) };
-            let when = When { iteration: launch.origin.iteration, time };
-            let (bytes, change) = rules.on_message(pair, members.len(), launch.origin.num_peers, half.bytes(), when);
-            change.apply(link).occupancy(bytes)
-        };
-        let message = |half: &Half| Message { peer: half.peer, is_send: half.is_send, occupancy: occupancy(half) };
-        let messages: Vec<Message> = launch.halves.iter().map(message).collect();
-        turns::turns(&layout, position, &messages)
     }
 
     /// Collectives that a communicator is through with.

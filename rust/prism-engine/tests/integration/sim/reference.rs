@@ -367,7 +367,7 @@ pub(crate) fn launch(profile: &Profile, members: &[u32], batch: &[Op]) -> SimTim
     let network = &profile.network;
     let ns = match batch[0].kind {
         OpKind::Collective { .. } => {
-            let call = call_of(members, batch[0], (batch.len() as u32, batch.iter().map(|op| count_of(op)).sum()));
+            let call = call_of(members, batch[0], (batch.len() as u32, batch.iter().map(count_of).sum()));
             if call.bytes == 0 {
                 return SimTime::ZERO;
             }
