@@ -22,6 +22,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 CALLS = 100_000
 GOAL_NS = 150
+GOAL_SYNCHRONOUS_US = 15
 
 #: One thread that never waits: its CPU time is what an idle machine needs.
 pytestmark = pytest.mark.benchmark(timer=time.process_time)
@@ -211,6 +212,9 @@ def test_memory_and_synchronous_call(benchmark: Any, tmp_path: Path) -> None:
 
     process_kib, comm_kib, fast_us, median_us, slow_us, program_us, engine_s = benchmark.pedantic(run, rounds=1)
     assert process_kib <= 4096 and comm_kib <= 64
+    if benchmark.enabled:
+        # As for the other calls: what it takes also while other programs use the machine.
+        assert fast_us <= GOAL_SYNCHRONOUS_US
     benchmark.extra_info |= {
         "process_kib": process_kib, "communicator_kib": round(comm_kib, 2),
         "synchronous_call_us": {"first_quartile": fast_us, "median": median_us, "ninth_decile": slow_us},

@@ -218,10 +218,10 @@ impl Session {
     #[inline]
     fn push(&self, record: &Record, cost_ns: i64, is_cancelled: &dyn Fn() -> bool) -> Outcome {
         let is_sent = match &self.link {
-            // SAFETY: a function of the table, with a valid record; the context is what the function takes it for.
             Link::Table(table) => {
-                match unsafe { (table.append_unless)(record, cost_ns, ask_cancelled, (&raw const is_cancelled).cast()) }
-                {
+                let context = (&raw const is_cancelled).cast();
+                // SAFETY: a function of the table, with a valid record; the context is what the function takes it for.
+                match unsafe { (table.append_unless)(record, cost_ns, ask_cancelled, context) } {
                     0 => true,
                     1 => return Err(interrupted()),
                     _ => false,

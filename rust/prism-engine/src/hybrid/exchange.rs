@@ -177,8 +177,11 @@ impl Exchange {
     pub(crate) fn wait(&self, rank: u32, contributions: &[Contribution]) -> Waited {
         let deadline = Instant::now() + SLICE;
         let mut inner = self.lock();
+        // What was there stays until this rank has read it: the search goes on where it stopped.
+        let mut num_found = 0;
         loop {
-            if let Some(missing) = inner.first_missing(contributions) {
+            num_found += inner.num_there(&contributions[num_found..]);
+            if let Some(missing) = contributions.get(num_found).copied() {
                 if let Some(gone) = inner.gone(&missing) {
                     // It goes on with an error, turn or not.
                     inner.parked.remove(&rank);
@@ -248,8 +251,13 @@ impl Inner {
         self.meetings.get(contribution.exchange as usize)?.members.get(contribution.from as usize).copied()
     }
 
+    /// How many of these are there before the first that is not.
+    fn num_there(&self, contributions: &[Contribution]) -> usize {
+        contributions.iter().take_while(|one| self.contributions.contains_key(&key_of(one))).count()
+    }
+
     fn first_missing(&self, contributions: &[Contribution]) -> Option<Contribution> {
-        contributions.iter().find(|one| !self.contributions.contains_key(&key_of(one))).copied()
+        contributions.get(self.num_there(contributions)).copied()
     }
 
     /// The rank that will never contribute this, if that is certain.
