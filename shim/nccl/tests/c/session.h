@@ -112,6 +112,15 @@ static int test_device_free(void *pointer) { return test_is_device_memory(pointe
 
 static const char *test_config(const char *key) { return strcmp(key, "host.nccl_ns") == 0 ? "1500" : NULL; }
 
+/* The last fate of a receive buffer that was told, and for how many bytes. */
+EXPORTED int prism_test_received_fate = -1;
+EXPORTED size_t prism_test_received_bytes;
+static void test_received(const void *to, size_t bytes, const void *from, size_t from_bytes, const char *name, int fate) {
+    (void)to, (void)from, (void)from_bytes;
+    if (strncmp(name, "nccl", 4) != 0) abort();
+    prism_test_received_fate = fate;
+    prism_test_received_bytes = bytes;
+}
 typedef struct {
     size_t size;
     int (*append)(const Record *, int64_t);
@@ -124,11 +133,13 @@ typedef struct {
     void *(*device_alloc)(size_t);
     int (*device_free)(void *);
     const char *(*config)(const char *);
+    void (*received)(const void *, size_t, const void *, size_t, const char *, int);
 } SessionTable;
 
 static const SessionTable TABLE = {
     sizeof(SessionTable), test_append, test_query, test_control, test_stream_id, test_is_capturing, test_current_device,
     test_is_device_memory, test_device_alloc, test_device_free, test_config,
+    test_received,
 };
 
 EXPORTED const SessionTable *prism_session_table_v1(void) { return &TABLE; }
