@@ -365,6 +365,8 @@ static void values(void) {
     /* Every peer sends what this rank does: its row for this rank is the own one. */
     EQUAL(more[0], 2);
     EQUAL(more[2], 2);
+    EQUAL(prism_test_received_fate, 2 /* mirrored */);
+    EQUAL(prism_test_received_bytes, 12);
     more[0] = 5;
     EQUAL(ncclBcast(more, 1, ncclInt32, 0, comm, STREAM), ncclSuccess);
     EQUAL(more[0], 5);

@@ -122,10 +122,17 @@ static const char *test_config(const char *key) { return strcmp(key, "host.nccl_
 
 static int test_is_real(void) { return 0; }
 static int test_attach(void (*run)(void *), void *data) { (void)run, (void)data; return -1; }
-static void test_received(const void *to, size_t bytes, const void *from, size_t from_bytes, const char *name, int fate) {
-    (void)to, (void)bytes, (void)from, (void)from_bytes, (void)name, (void)fate;
-}
 static int test_copy(void *to, const void *from, size_t bytes) { (void)to, (void)from, (void)bytes; return -1; }
+
+/* The last fate of a receive buffer that was told, and for how many bytes. */
+EXPORTED int prism_test_received_fate = -1;
+EXPORTED size_t prism_test_received_bytes;
+static void test_received(const void *to, size_t bytes, const void *from, size_t from_bytes, const char *name, int fate) {
+    (void)to, (void)from, (void)from_bytes;
+    if (strncmp(name, "nccl", 4) != 0) abort();
+    prism_test_received_fate = fate;
+    prism_test_received_bytes = bytes;
+}
 
 typedef struct {
     size_t size;
