@@ -41,6 +41,13 @@ $(VENV)/.plane: python/prism_core/torch/plane.cpp python/prism_core/torch/values
 	$(PY) python/prism_core/torch/values.py || true
 	touch $@
 
+.PHONY: programs
+programs: $(VENV)/.programs  ## training programs of others for the tests, without their dependencies
+$(VENV)/.programs: pyproject.toml $(VENV)/.tools
+	$(PY) -c 'import tomllib; print("\n".join(tomllib.load(open("pyproject.toml","rb"))["project"]["optional-dependencies"]["programs"]))' > $(VENV)/.programs-list
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r $(VENV)/.programs-list
+	touch $@
+
 .PHONY: dev
 dev: build torch plane  ## editable build, slim torch, `prism` on .venv/bin
 
@@ -56,7 +63,7 @@ test-rust:  ## Rust tests
 	cargo test --locked --release --workspace --exclude prism-python --quiet
 
 .PHONY: test-python
-test-python: dev  ## Python and end-to-end tests
+test-python: dev programs  ## Python and end-to-end tests
 	$(PY) -m pytest
 
 .PHONY: loom

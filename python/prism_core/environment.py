@@ -117,6 +117,8 @@ def rank_environment(rank: int, placement: Placement, shims: list[Path], base: M
     kept.setdefault("OMP_NUM_THREADS", "1")
     kept.setdefault("PYTHONHASHSEED", "0")
     kept.setdefault("TORCH_GLOO_LAZY_INIT", "1")
+    # PyTorch's monitor ends a process whose watchdog does not move for minutes: in virtual time they pass at once.
+    kept.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     for name, value in _compiler_variables(rank, Path(placement.socket).parent).items():
         kept.setdefault(name, value)
     return kept | _torchrun_variables(rank, placement) | _our_variables(rank, placement, shims, base)

@@ -7,7 +7,8 @@
 //! * iteration 0 may be entered when the decider has passed marker 0;
 //! * iteration `k`, when it has passed marker `k` and its next communication op tells that it goes on: the op must equal
 //!   (members, kind, count) the first one of the body that virtual ranks would run, i.e. of recorded iteration `k`, or of the last
-//!   recorded one when the graph has no more. For recorded iterations it is enough that the op is not the epilogue's first.
+//!   recorded one when the graph has no more, and must not equal the epilogue's first then. For recorded iterations it is
+//!   enough that the op is not the epilogue's first.
 //!   A body without communication is entered when the decider passes marker `k + 1`;
 //! * otherwise, and when every live rank has ended, virtual ranks run the epilogue.
 //!
@@ -218,6 +219,11 @@ impl Gate {
         let expected = &self.expected[rank];
         let body = &expected.bodies[self.next.min(self.num_iterations - 1)];
         match decider.first_call_after(self.next) {
+            // After the recorded iterations, an op that may begin either the epilogue or a body ends the program: most
+            // programs do as many iterations as they did when they were recorded.
+            Some(call) if self.next >= self.num_iterations && expected.epilogue.as_ref() == Some(call) => {
+                Decision::Finish
+            }
             Some(call) if body.as_ref() == Some(call) => Decision::Enter,
             Some(call) if self.next < self.num_iterations && expected.epilogue.as_ref() != Some(call) => {
                 Decision::Enter

@@ -1,6 +1,6 @@
 //! A job has one answer, whoever of its ranks runs: collected from a few ranks, replayed, run in part, run by all.
 
-use super::programs::{ddp, hsdp, peaks, pipeline};
+use super::programs::{ddp, gathering, hsdp, peaks, pipeline};
 use super::stage::{
     Program, Stage, collect, collect_all, live_ranks, profile, record, replayed, replayed_ranks, succeed,
 };
@@ -85,6 +85,13 @@ fn more_iterations_than_recorded_take_as_long_as_if_they_were() {
     let summary = emulated(&graph, &[0, 5], &[], &ddp(6));
     let longer = collect(8, &[0], |_| 0, &ddp(6));
     assert_eq!(summary.iteration_time_ns, replayed(&longer, &[]).iteration_time_ns);
+}
+
+/// The loss is gathered after every iteration, the last one included: the same op begins a body and the epilogue.
+#[test]
+fn an_op_after_every_iteration_does_not_begin_one_more() {
+    let graph = collect(8, &[0], |_| 0, &gathering(3));
+    assert_agrees(&graph, &[0, 5], &[], &gathering(3));
 }
 
 #[test]

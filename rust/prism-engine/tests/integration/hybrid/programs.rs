@@ -58,6 +58,22 @@ pub(crate) fn ddp(iterations: u32) -> Program {
     })
 }
 
+/// Gradients are reduced in every iteration, and the loss is gathered after it; a barrier at the end.
+pub(crate) fn gathering(iterations: u32) -> Program {
+    program(move |player| {
+        player.group("", 0..player.world)?;
+        let world = player.comm("")?;
+        player.training_begin()?;
+        for _ in 0..iterations {
+            player.gemm(COMPUTE, "forward", 1024)?;
+            player.all_reduce(COMPUTE, world, 1 << 18)?;
+            end_iteration(player)?;
+            player.collective(COMPUTE, world, CollectiveKind::AllGather, 1)?;
+        }
+        player.all_reduce(COMPUTE, world, 1)
+    })
+}
+
 /// Two stages of `world / 2` data parallel ranks each; activations and gradients go through pair communicators.
 pub(crate) fn pipeline() -> Program {
     program(|player| {
