@@ -18,7 +18,7 @@ WORLD = 8192
 #: What a feature must print, as a pattern. Kernels do not run, so values that one of them makes are not looked at, and
 #: shapes that follow from such values are what an empty result gives.
 WORKING = {
-    "prof": r"\(\d+, \['cublasSgemm_v2', 'void at::native::vectorized_elementwise_kernel<.*reduce_kernel.*'cudaLaunchKernel'",
+    "prof": r"\(\d+, \['cublasSgemm_v2', 'void at::native::vectorized_ele.*reduce_kernel.*'cudaLaunchKernel'",
     "oom": r"CUDA out of memory\. Tried to allocate 200\.00 GiB\. GPU 0 has a total capacity of 79\.\d+ GiB",
     "oom2": r"\(7, \d+\)",
     "scaler": r"[\d.]+",
