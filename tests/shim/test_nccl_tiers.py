@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from nccl_values import AVG, BF16, MAX, MIN, PROD, STORED, SUM, contribution
+from prism_core.errors import ConfigError
 from test_nccl_host import HANG_S, run, run_processes, session
 
 rules = pytest.importorskip("prism_core.rules", reason="prism_core is not installed")
@@ -252,7 +253,7 @@ def test_values_are_stored_as_nccl_stores_them() -> None:
 )
 def test_bad_rules_are_told(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "rules.toml").write_text(text)
-    with pytest.raises(rules.ConfigError, match=said):
+    with pytest.raises(ConfigError, match=said):
         rules.load_rules(tmp_path / "rules.toml")
 
 
@@ -262,5 +263,5 @@ def test_bad_rules_are_told(text: str, said: str, tmp_path: Path) -> None:
 def test_bad_values_are_told(value: Any, said: str) -> None:
     document = {"rank": 0, "members": [0, 1], "communicator": 0, "number": 0, "kind": "Recv", "dtype": "Uint8"}
     document |= {"reduce": "", "root": 1, "group_rank": 0, "count": 1, "row_bytes": 1, "virtual_ranks": [1]}
-    with pytest.raises(rules.ConfigError, match=said):
+    with pytest.raises(ConfigError, match=said):
         rules.Rules([rules.Rule(value)])(json.dumps(document))

@@ -105,7 +105,7 @@ def test_the_command_line_names_differences_and_errors(tmp_path: Path) -> None:
     assert "NCCL_ALGO=Ring" in found.stdout
     assert "NCCL_MAX_NCHANNELS is 2, and was not set when the graph was collected" in found.stdout
     for arguments, message in [
-        (("--nccl", "NCCL_ALGO=PAT"), "leaves only PAT"),
+        (("--nccl", "NCCL_ALGO=CollNetChain"), "leaves only CollNetChain"),
         (("--nccl", "NCCL_ALGO"), "NAME=VALUE"),
         (("--tuning", "nccl-9"), "no tuning `nccl-9`"),
     ]:

@@ -407,7 +407,8 @@ mod tests {
             rings(&ring, 7, &order, width, &arrivals, &mut ends);
             let members: Vec<u32> = (0..size as u32).collect();
             let shape = Arc::new(CommShape::new(&members, &Profile::builtin("h100-sxm").expect("built in")));
-            let walk = RingWalk { ring, launch: 7, is_in_order: true, shape };
+            let form = BatchForm::Ring(ring, SimTime(7));
+            let walk = TileWalk { form, is_in_order: true, shape };
             let mut in_order = Vec::new();
             ring.completion(&arrivals[..size].iter().map(|time| time.0).collect::<Vec<_>>(), &mut in_order);
             let mut walked = vec![SimTime::ZERO; size];
