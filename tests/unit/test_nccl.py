@@ -30,7 +30,7 @@ def test_a_profile_keeps_settings_and_names_what_it_cannot_follow() -> None:
     assert nccl.settings_of_profile(ring) == {"NCCL_ALGO": "Ring"}
     assert 'tuning = "nccl-2.22"' in nccl.with_settings(plain, {}, "nccl-2.22")
     for settings, tuning, message in [
-        ({"NCCL_ALGO": "NVLS"}, None, "NVLS.*not modelled"),
+        ({"NCCL_ALGO": "CollNetDirect"}, None, "CollNetDirect.*not modelled"),
         ({"NCCL_DEBUG": "INFO"}, None, "NCCL_DEBUG=INFO: changes nothing"),
         ({}, "nccl-1.0", "no tuning `nccl-1.0`"),
         ({"NCCL_ALGO": "allreduce:ring"}, "nccl-2.22", "2.24 is the first"),
@@ -87,8 +87,8 @@ def test_a_replay_may_change_the_settings_and_says_so() -> None:
     assert changed.nccl == {"NCCL_ALGO": "Ring", "NCCL_MAX_NCHANNELS": "2"}
     assert len(changed.notes) == 2 and changed.notes[0].startswith("NCCL_ALGO is Ring, and was not set")
     assert changed.iteration_time_ns[0] > plain.iteration_time_ns[0]
-    with pytest.raises(ConfigError, match="NVLS"):
-        replay(graph, nccl={"NCCL_ALGO": "NVLS"})
+    with pytest.raises(ConfigError, match="CollNetChain"):
+        replay(graph, nccl={"NCCL_ALGO": "CollNetChain"})
 
 
 def test_the_command_line_names_differences_and_errors(tmp_path: Path) -> None:

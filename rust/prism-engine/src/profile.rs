@@ -194,6 +194,9 @@ pub struct Node {
     /// The host's processor; only NCCL's tuning asks for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<CpuVendor>,
+    /// Do the NVLink switches reduce and multicast (NVLS)? Only NCCL's tuning asks for it, on GPUs from 9.0 on.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub nvls: bool,
     /// Bandwidth of copies between host and device.
     pub pcie_bytes_per_s: u64,
 }

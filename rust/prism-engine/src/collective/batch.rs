@@ -60,74 +60,42 @@ pub(crate) fn least_time(shape: &CommShape, call: &CollectiveCall, scratch: &mut
     SimTime(once.0.saturating_sub(1).max(0).saturating_mul(laps))
 }
 
-/// A collective over rings of equal links, to be walked tile by tile.
+/// A collective over rings of equal links, or one that everybody leaves together, to be walked tile by tile.
 #[derive(Clone, Debug)]
-pub(crate) struct RingWalk {
-    ring: Uniform,
-    launch: i64,
+pub(crate) struct TileWalk {
+    form: BatchForm,
     /// Are ring positions group ranks?
     is_in_order: bool,
     shape: Arc<CommShape>,
 }
 
-impl RingWalk {
-    /// The walk of a call, if it runs over a ring of equal links.
+impl TileWalk {
+    /// The walk of a call, if it has one.
     pub(crate) fn new(shape: &Arc<CommShape>, call: &CollectiveCall, scratch: &mut Scratch) -> Option<Self> {
-        match plan::batch_form(shape, call, scratch)? {
-            BatchForm::Ring(ring, launch) => {
-                let is_in_order = (0..).zip(&shape.ring).all(|(at, rank)| at == *rank);
-                Some(Self { ring, launch: launch.0, is_in_order, shape: Arc::clone(shape) })
-            }
-            BatchForm::Together(_) => None,
-        }
+        let form = plan::batch_form(shape, call, scratch)?;
+        let is_in_order = (0..).zip(&shape.ring).all(|(at, rank)| at == *rank);
+        Some(Self { form, is_in_order, shape: Arc::clone(shape) })
     }
 
     /// Ends of one communicator by group rank; returns the latest.
     pub(crate) fn walk_one(&self, arrivals: &[SimTime], ends: &mut [SimTime]) -> i64 {
-        if self.is_in_order && arrivals.len() == ends.len() {
-            return if self.ring.gain <= 0 {
-                self.walk_shortest(arrivals, ends)
-            } else {
-                self.walk_longest(arrivals, ends)
-            };
-        }
-        let walk = Walk { ring: &self.ring, launch: self.launch, order: &self.shape.ring, width: 1 };
-        walk.tile::<1, SimTime>(0, arrivals, ends)
-    }
-
-    /// The same where ring positions are group ranks and the shortest way from each member wins.
-    fn walk_shortest(&self, arrivals: &[SimTime], ends: &mut [SimTime]) -> i64 {
-        let Uniform { all, latency, gain, .. } = self.ring;
-        let all = all + self.launch;
-        let mut best = arrivals.iter().fold(i64::MIN / 2, |best, arrival| arrival.0.max(best + gain));
-        let mut latest = 0;
-        for (arrival, end) in arrivals.iter().zip(ends) {
-            let next = arrival.0.max(best + gain);
-            end.0 = next.max(best + latency) + all;
-            latest = latest.max(end.0);
-            best = next;
-        }
-        latest
-    }
-
-    /// The same where the longest way wins: what is found at position `p` is what reaches position `p + moves`.
-    fn walk_longest(&self, arrivals: &[SimTime], ends: &mut [SimTime]) -> i64 {
-        let Uniform { all, latency, gain, moves } = self.ring;
-        let (n, all) = (arrivals.len(), all + self.launch + moves * gain);
-        let mut best = arrivals.iter().rev().fold(i64::MIN / 2, |best, arrival| arrival.0.max(best - gain));
-        let mut latest = 0;
-        let last = (moves % n as i64) as usize;
-        let (first_arrivals, last_arrivals) = arrivals.split_at(n - 1 - last);
-        let (first_ends, last_ends) = ends.split_at_mut(last + 1);
-        for (arrivals, ends) in [(last_arrivals, first_ends), (first_arrivals, last_ends)] {
-            for (arrival, end) in arrivals.iter().rev().zip(ends.iter_mut().rev()) {
-                let next = arrival.0.max(best - gain);
-                end.0 = best.max(next + latency) + all;
-                latest = latest.max(end.0);
-                best = next;
+        let (ring, launch) = match &self.form {
+            BatchForm::Ring(ring, launch) => (ring, launch.0),
+            BatchForm::Together(duration) => {
+                let last = arrivals.iter().max().map_or(0, |last| last.0) + duration.0;
+                ends.fill(SimTime(last));
+                return last;
             }
+        };
+        if !self.is_in_order || arrivals.len() != ends.len() {
+            let walk = Walk { ring, launch, order: &self.shape.ring, width: 1 };
+            return walk.tile::<1, SimTime>(0, arrivals, ends);
         }
-        latest
+        if ring.gain <= 0 {
+            walk_shortest(ring, launch, arrivals, ends)
+        } else {
+            walk_longest(ring, launch, arrivals, ends)
+        }
     }
 
     /// Members of each communicator.
@@ -137,25 +105,72 @@ impl RingWalk {
 
     /// Time from the last arrival to the last end.
     pub(crate) fn cost(&self) -> i64 {
-        let Uniform { all, latency, gain, moves } = self.ring;
-        self.launch + all + latency + moves * gain.max(0)
+        match self.form {
+            BatchForm::Ring(Uniform { all, latency, gain, moves }, launch) => {
+                launch.0 + all + latency + moves * gain.max(0)
+            }
+            BatchForm::Together(duration) => duration.0,
+        }
     }
 
     /// Ends of `T` communicators: row `g` of a tile has the times of group rank `g`.
     #[allow(clippy::inline_always, reason = "to be compiled with the features of the caller")]
     #[inline(always)]
     pub(crate) fn walk<const T: usize>(&self, arrivals: &[i64], ends: &mut [i64]) {
-        let walk = Walk { ring: &self.ring, launch: self.launch, order: &self.shape.ring, width: T };
-        walk.tile::<T, i64>(0, arrivals, ends);
+        match &self.form {
+            BatchForm::Ring(ring, launch) => {
+                let walk = Walk { ring, launch: launch.0, order: &self.shape.ring, width: T };
+                walk.tile::<T, i64>(0, arrivals, ends);
+            }
+            BatchForm::Together(duration) => {
+                let mut last = [i64::MIN; T];
+                for row in arrivals.chunks_exact(T) {
+                    for (last, arrival) in last.iter_mut().zip(row) {
+                        *last = (*last).max(*arrival);
+                    }
+                }
+                for last in &mut last {
+                    *last += duration.0;
+                }
+                ends.chunks_exact_mut(T).for_each(|row| row.copy_from_slice(&last));
+            }
+        }
     }
 }
 
-/// Time from the last arrival to everybody's end, if that is all that matters for a call.
-pub(crate) fn common_duration(shape: &CommShape, call: &CollectiveCall, scratch: &mut Scratch) -> Option<SimTime> {
-    match plan::batch_form(shape, call, scratch)? {
-        BatchForm::Together(duration) => Some(duration),
-        BatchForm::Ring(..) => None,
+/// Ends of one ring of equal links whose positions are group ranks, where the shortest way from each member wins.
+fn walk_shortest(ring: &Uniform, launch: i64, arrivals: &[SimTime], ends: &mut [SimTime]) -> i64 {
+    let &Uniform { all, latency, gain, .. } = ring;
+    let all = all + launch;
+    let mut best = arrivals.iter().fold(i64::MIN / 2, |best, arrival| arrival.0.max(best + gain));
+    let mut latest = 0;
+    for (arrival, end) in arrivals.iter().zip(ends) {
+        let next = arrival.0.max(best + gain);
+        end.0 = next.max(best + latency) + all;
+        latest = latest.max(end.0);
+        best = next;
     }
+    latest
+}
+
+/// The same where the longest way wins: what is found at position `p` is what reaches position `p + moves`.
+fn walk_longest(ring: &Uniform, launch: i64, arrivals: &[SimTime], ends: &mut [SimTime]) -> i64 {
+    let &Uniform { all, latency, gain, moves } = ring;
+    let (n, all) = (arrivals.len(), all + launch + moves * gain);
+    let mut best = arrivals.iter().rev().fold(i64::MIN / 2, |best, arrival| arrival.0.max(best - gain));
+    let mut latest = 0;
+    let last = (moves % n as i64) as usize;
+    let (first_arrivals, last_arrivals) = arrivals.split_at(n - 1 - last);
+    let (first_ends, last_ends) = ends.split_at_mut(last + 1);
+    for (arrivals, ends) in [(last_arrivals, first_ends), (first_arrivals, last_ends)] {
+        for (arrival, end) in arrivals.iter().rev().zip(ends.iter_mut().rev()) {
+            let next = arrival.0.max(best - gain);
+            end.0 = best.max(next + latency) + all;
+            latest = latest.max(end.0);
+            best = next;
+        }
+    }
+    latest
 }
 
 wide! {
@@ -383,7 +398,7 @@ mod tests {
             rings(&ring, 7, &order, width, &arrivals, &mut ends);
             let members: Vec<u32> = (0..size as u32).collect();
             let shape = Arc::new(CommShape::new(&members, &Profile::builtin("h100-sxm").expect("built in")));
-            let walk = RingWalk { ring, launch: 7, is_in_order: true, shape };
+            let walk = TileWalk { form: BatchForm::Ring(ring, SimTime(7)), is_in_order: true, shape };
             let mut in_order = Vec::new();
             ring.completion(&arrivals[..size].iter().map(|time| time.0).collect::<Vec<_>>(), &mut in_order);
             let mut walked = vec![SimTime::ZERO; size];

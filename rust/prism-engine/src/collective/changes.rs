@@ -107,6 +107,17 @@ impl Changes {
         self.rules.link(self.state, &Hop { from: self.joint[from as usize], to: self.joint[to as usize], is_inside })
     }
 
+    /// The slowest of the changes on the way round the ring, and the longest.
+    pub(super) fn worst(&self, shape: &CommShape) -> LinkChange {
+        let hops = shape.ring.iter().zip(shape.ring.iter().cycle().skip(1));
+        hops.map(|(from, to)| self.on_path(*from, *to, &shape.node)).fold(LinkChange::NONE, |worst, change| {
+            LinkChange {
+                bandwidth_factor: worst.bandwidth_factor.min(change.bandwidth_factor),
+                latency: worst.latency.max(change.latency),
+            }
+        })
+    }
+
     /// A message between two members.
     pub(crate) fn between(&self, from: u32, to: u32, is_inside: bool) -> LinkChange {
         self.rules.link(self.state, &Hop { from: self.own[from as usize], to: self.own[to as usize], is_inside })

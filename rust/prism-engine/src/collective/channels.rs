@@ -8,7 +8,7 @@
 use super::protocol::Protocol;
 use super::shape::CommShape;
 use super::tuning::{self, Chosen, CpuVendor, Function, LinkKind, NcclSettings, Refusal, Table, Topology, Tuning};
-use super::{Algorithm, CollectiveCall};
+use super::{Algorithm, CollectiveCall, nvls};
 use crate::profile::Profile;
 
 /// Least traffic for which a channel is used. Source: `scheduleCollTasksToPlan` in `src/enqueue.cc`.
@@ -76,6 +76,12 @@ impl Tuned {
 
     pub(crate) fn lanes(&self) -> u64 {
         self.lanes
+    }
+
+    /// Latency and time of the bytes that NCCL expects of a call by an algorithm under Simple, in microseconds.
+    pub(crate) fn expected(&self, call: &CollectiveCall, algorithm: Algorithm) -> Option<(f64, f64)> {
+        let ops = call.ops.max(1).div_ceil(self.table.channels());
+        self.table.parts(Function::of(call.kind)?, algorithm, 2, call.bytes, ops)
     }
 
     /// What NCCL takes for a call, `None` for those made of messages.
@@ -221,6 +227,7 @@ fn topology(profile: &Profile, node_sizes: &[u32]) -> Topology {
         cpu: node.cpu.unwrap_or(CpuVendor::Intel),
         compute_capability,
         protocols: [network.ll.is_some(), network.ll128.is_some(), true],
+        switches: nvls::search(profile, node_sizes, nvlink),
     }
 }
 

@@ -16,8 +16,9 @@
 //!   [`recurrence`] the definition itself for where they do not hold;
 //! - the inter-node part of a ring or tree runs over `min(members on the node, cards of the node)` network cards, because
 //!   NCCL runs one channel per card and a communicator's channels start from different members;
-//! - algorithm (ring or trees), protocol (Simple, LL, LL128), channels and chunks are those of a version of NCCL ([`tuning`],
-//!   [`fusion`]), or those that end first when nobody is late. In-network reduction (NVLS, SHARP) is left out;
+//! - algorithm, protocol (Simple, LL, LL128), channels and chunks are those of a version of NCCL ([`tuning`], [`fusion`]), or
+//!   those that end first when nobody is late (ring or trees). Reduction by NVSwitch (NVLS, NVLS trees) and PAT take as long as
+//!   NCCL's own formula says, after the last member has come; reduction in the network (SHARP) is left out;
 //! - channels do not wait for each other, and each has a fixed share of every link: its own card, or its part of one.
 //!
 //! The laws every form obeys (tested): monotone in the arrivals, `F(a + c) = F(a) + c`, nobody ends before it arrived.
@@ -39,11 +40,12 @@ pub mod vectors;
 mod batch;
 mod changes;
 mod channels;
+mod nvls;
 mod plan;
 mod protocol;
 mod window;
 
-pub(crate) use batch::{RingWalk, batch_completion, common_duration, least_time};
+pub(crate) use batch::{TileWalk, batch_completion, least_time};
 pub use p2p::{message, message_over};
 pub use plan::{Algorithm, Choice, CollectiveCall, Scratch, choice, completion, launch_time, uniform_cost};
 pub(crate) use plan::{quick_completion, ring_messages, way_of};

@@ -4,7 +4,7 @@ use super::channels::{self, Share, Tuned};
 use super::protocol::{Protocol, ProtocolCosts};
 use super::shape::CommShape;
 use super::window::LIMIT;
-use super::{CollectiveKind, chain, p2p, ring, tree};
+use super::{CollectiveKind, chain, nvls, p2p, ring, tree};
 use crate::units::SimTime;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
@@ -36,6 +36,20 @@ pub enum Algorithm {
     Chain,
     /// Messages between pairs of members.
     Direct,
+    /// Reduced and handed out by the switches of one node.
+    Nvls,
+    /// The same in every node, and trees over the nodes.
+    NvlsTree,
+    /// Parallel aggregated trees.
+    Pat,
+}
+
+impl Algorithm {
+    /// Is its time that of NCCL's own formula, as nothing finer is modelled ([`super::nvls`])?
+    #[must_use]
+    pub fn is_formula(self) -> bool {
+        matches!(self, Self::Nvls | Self::NvlsTree | Self::Pat)
+    }
 }
 
 /// Algorithm and protocol of a call.
@@ -205,7 +219,7 @@ pub(super) fn batch_form(shape: &CommShape, call: &CollectiveCall, scratch: &mut
     if outcome.last > SimTime::from_ps(LIMIT) {
         return None;
     }
-    if call.kind == CollectiveKind::AllToAll {
+    if call.kind == CollectiveKind::AllToAll || outcome.way.algorithm.is_formula() {
         return Some(BatchForm::Together(outcome.last));
     }
     Some(BatchForm::Ring(outcome.uniform?, shape.protocols[outcome.way.protocol].launch))
@@ -356,6 +370,9 @@ fn evaluate(
         Algorithm::Tree => run_trees(shape, call, way, arrivals, out, work),
         Algorithm::Chain => run_chain(shape, call, way, arrivals, out, work),
         Algorithm::Direct => run_direct(shape, call, arrivals, out),
+        Algorithm::Nvls | Algorithm::NvlsTree | Algorithm::Pat => {
+            nvls::formula(shape, call, way.algorithm, shape.protocols[way.protocol].launch, arrivals, out)
+        }
     }
 }
 

@@ -3,7 +3,8 @@
 //! A communicator costs little until it is used: the buffers of an algorithm's connections are made when the algorithm is
 //! first chosen, those of a peer with the first message to or from it (`NCCL_RUNTIME_CONNECT`, the default with CUDA's
 //! virtual memory). Every communicator has its own, also the child of a split. Modelled, not measured: the number of
-//! channels comes from a topology search in NCCL. In-network reduction (NVLS, SHARP) is left out, as in the time model.
+//! channels comes from a topology search in NCCL. The buffers of switches that reduce (NVLS) and of PAT are not known: what is
+//! told is the memory of the same collectives over rings and trees.
 
 use crate::collective::{self, Algorithm, CollectiveCall, CommShape};
 use crate::cost::comm::node_of;
@@ -96,7 +97,9 @@ fn collective_connections(members: &[u32], group_rank: u32, uses: &Uses, profile
     if uses.collectives.is_empty() {
         return 0;
     }
-    let shape = CommShape::new(members, profile);
+    let mut without_switches = profile.clone();
+    without_switches.node.nvls = false;
+    let shape = CommShape::new(members, &without_switches);
     let algorithm = |&(kind, bytes): &(u8, u64)| {
         let kind = CollectiveKind::from_u8(kind).expect("the number of a kind");
         // The call states the part of one member where the buffer has a part for each.
@@ -109,7 +112,7 @@ fn collective_connections(members: &[u32], group_rank: u32, uses: &Uses, profile
             .algorithm
     };
     let chosen: Vec<Algorithm> = uses.collectives.iter().map(algorithm).collect();
-    let ring = chosen.iter().any(|algorithm| matches!(algorithm, Algorithm::Ring | Algorithm::Chain));
+    let ring = chosen.iter().any(|algorithm| matches!(algorithm, Algorithm::Ring | Algorithm::Chain | Algorithm::Pat));
     let tree = chosen.contains(&Algorithm::Tree);
     let neighbours = |tree: &collective::shape::RankTree| {
         let parent = tree.parent[group_rank as usize];

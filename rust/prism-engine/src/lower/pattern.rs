@@ -13,6 +13,9 @@ use crate::contention::FULL;
 use crate::cost::comm::{Link, transfer_time};
 use crate::units::SimTime;
 
+/// Why only rings, trees, chains and pairs are lowered.
+const NO_FORMULAS: &str = "jobs are lowered without NCCL's tuning, and nothing else takes a formula";
+
 /// What carries a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wire {
@@ -159,6 +162,7 @@ pub(super) fn count(shape: &CommShape, call: &CollectiveCall, step: StepMessages
         Algorithm::Chain => (n - 1).saturating_mul(call.bytes.div_ceil(costs.chain_chunk_bytes)),
         Algorithm::Direct if call.kind == CollectiveKind::AllToAll => n.saturating_mul(n - 1),
         Algorithm::Direct => n - 1,
+        Algorithm::Nvls | Algorithm::NvlsTree | Algorithm::Pat => unreachable!("{NO_FORMULAS}"),
     }
 }
 
@@ -207,6 +211,7 @@ pub(super) fn pattern(shape: &CommShape, call: &CollectiveCall, step: StepMessag
             writer.star(shape, call, each);
             writer.finish(shape.len() as u64 - 1, 0)
         }
+        Algorithm::Nvls | Algorithm::NvlsTree | Algorithm::Pat => unreachable!("{NO_FORMULAS}"),
     }
 }
 

@@ -5,11 +5,12 @@
 //! batch's columns (of all ranks, without a collective) after the other: clocks stay in the first cache from the first op to
 //! the last. The operations on each time are the same.
 
+use super::invariants;
 use super::program::{Action, Item};
 use super::role::Role;
 use super::speeds::Pace;
 use super::step::Context;
-use crate::collective::RingWalk;
+use crate::collective::TileWalk;
 use crate::graph::op::{ComputeClass, Provenance};
 use crate::units::SimTime;
 use crate::wide::wide;
@@ -28,7 +29,7 @@ const MAX_COST: i64 = 1 << 60;
 /// One op of a run.
 enum Link {
     Compute { op: u32, offset: i64, common: SimTime, pace: Pace, class: ComputeClass, provenance: Provenance },
-    Ring { offset: i64, walk: RingWalk, least: i64 },
+    Ring { offset: i64, walk: TileWalk, least: i64 },
 }
 
 /// The run that starts at a stream's next item.
@@ -45,7 +46,7 @@ struct Run {
 enum Step<'a> {
     Same { offset: i64, duration: i64 },
     Each { offset: i64, durations: &'a [SimTime] },
-    Ring { offset: i64, walk: &'a RingWalk },
+    Ring { offset: i64, walk: &'a TileWalk, least: i64 },
 }
 
 /// Clocks of a tile's ranks, row by row.
@@ -62,6 +63,8 @@ struct Tile<'a> {
 struct Sums {
     communication: i128,
     latest_arrival: i64,
+    /// By how much a rank's part in a collective was shorter than what its bytes take, at the most; 0 if none was.
+    short: i64,
 }
 
 impl Role {
@@ -105,6 +108,9 @@ impl Role {
             state.calls += u64::from(run.num_calls);
             state.load.busy += sums.communication;
             state.load.least += least;
+            if sums.short > 0 {
+                self.violation.get_or_insert(invariants::too_short(self.ranks[0], None, sums.short));
+            }
             if !context.network.complete_private(batch, run.num_calls, SimTime(sums.latest_arrival)) {
                 self.has_failed = true;
             }
@@ -156,7 +162,7 @@ impl Role {
                 if !is_same || state.turn + run.num_calls != launch.turn {
                     return false;
                 }
-                let Some(walk) = context.network.ring_walk(batch, call).filter(|walk| walk.rows() <= MAX_ROWS) else {
+                let Some(walk) = context.network.tile_walk(batch, call).filter(|walk| walk.rows() <= MAX_ROWS) else {
                     return false;
                 };
                 run.cost = run.cost.saturating_add(walk.cost());
@@ -181,7 +187,7 @@ impl Link {
                 Step::Each { offset: *offset, durations: speeds.each(*op, *common).0 }
             }
             Self::Compute { offset, common, .. } => Step::Same { offset: *offset, duration: common.0 },
-            Self::Ring { offset, walk, .. } => Step::Ring { offset: *offset, walk },
+            Self::Ring { offset, walk, least } => Step::Ring { offset: *offset, walk, least: *least },
         }
     }
 }
@@ -247,7 +253,7 @@ impl Tile<'_> {
                         }
                     }
                 }
-                Step::Ring { offset, walk } => {
+                Step::Ring { offset, walk, least } => {
                     let mut latest = sums.latest_arrival;
                     for (now, base) in self.now.iter_mut().zip(self.base.iter()) {
                         *now = (*now).max(*base + offset);
@@ -255,7 +261,9 @@ impl Tile<'_> {
                     }
                     sums.latest_arrival = latest;
                     walk.walk::<T>(self.now, self.ends);
-                    sums.communication += total(self.ends, self.now);
+                    let (total, fastest) = spent(self.ends, self.now);
+                    sums.communication += total;
+                    sums.short = sums.short.max(least - fastest);
                     std::mem::swap(self.now, self.ends);
                     if Some(number) == last_ring && !last_end.is_empty() {
                         store::<T>(self.now, last_end, width, column);
@@ -278,15 +286,16 @@ fn store<const T: usize>(from: &[i64], into: &mut [SimTime], width: usize, colum
     }
 }
 
-/// Exact sum of `ends - starts`, which are not negative, of at most 2^32 elements.
+/// Exact sum of `ends - starts`, which are not negative, of at most 2^32 elements; and the least of them.
 #[allow(clippy::inline_always, reason = "to be compiled with the features of the caller")]
 #[inline(always)]
-fn total(ends: &[i64], starts: &[i64]) -> i128 {
-    let (mut low, mut high) = (0, 0);
+fn spent(ends: &[i64], starts: &[i64]) -> (i128, i64) {
+    let (mut low, mut high, mut least) = (0, 0, i64::MAX);
     for (end, start) in ends.iter().zip(starts) {
-        let difference = end.wrapping_sub(*start) as u64;
-        low += difference & 0xffff_ffff;
-        high += difference >> 32;
+        let difference = end.wrapping_sub(*start);
+        least = least.min(difference);
+        low += difference as u64 & 0xffff_ffff;
+        high += difference as u64 >> 32;
     }
-    i128::from(low) + (i128::from(high) << 32)
+    (i128::from(low) + (i128::from(high) << 32), least)
 }

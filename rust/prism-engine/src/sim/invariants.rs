@@ -1,14 +1,15 @@
 //! What must be true of every result, whatever the job: checked when a replay is through.
 //!
 //! * *Calls.* Of every communicator, each member has made as many collectives as are complete.
-//! * *Ports.* What the ranks of a role had to send over a communicator takes at least its bytes over their fastest port:
-//!   collectives over rings and all-to-alls (each member sends its part), and messages (of several in one launch, the largest, as
-//!   they do not share a port in the model). Checked of the sum over a role's ranks, which is kept anyway.
-//! * *Streams.* No stream of a role was busier than it lasted (again of the sum over ranks), and none went back in time: no
-//!   rank's marker is later than the next one on the stream, or than its end.
+//! * *Ports.* No rank's launch took less than its bytes over the rank's fastest port: collectives over rings and all-to-alls (each
+//!   member sends its part), and messages (of several in one launch, those of the busiest port together). Checked of every rank
+//!   at every launch (where communicators of a slot differ, by the least of them), and of the sum over a role's ranks.
+//! * *Streams.* No rank's clock went back: not over a launch (what it is set to is no earlier than what it was), not from one marker
+//!   on the stream to the next or to its end; everything else only raises clocks. No stream of a role was busier than it
+//!   lasted (of the sum over ranks).
 //!
-//! Cost: O(ranks x (streams + iterations) + communicators) at the end, and some integers per launch. A violation is a bug of
-//! the engine, so these say so.
+//! Cost: O(ranks x (streams + iterations) + communicators) at the end, and at each launch a minimum in the loop over its ranks
+//! that adds up their times anyway. A violation is a bug of the engine, so these say so.
 
 use super::role::{Role, Slot, Stream, Times};
 use super::{SimError, Simulation};
@@ -34,7 +35,7 @@ pub(super) enum Mark {
 impl Simulation {
     /// Checks a result that is complete.
     pub(super) fn check_invariants(&self) -> Result<(), SimError> {
-        if let Some(error) = self.roles.iter().find_map(|role| role.went_back.clone()) {
+        if let Some(error) = self.roles.iter().find_map(|role| role.violation.clone()) {
             return Err(error);
         }
         // The dead leave calls open, and a changed link may be faster than the profile's.
@@ -94,7 +95,7 @@ impl Role {
     pub(super) fn note_mark(&mut self, stream: usize, mark: Mark) {
         let before = self.streams[stream].mark.replace(mark).and_then(|mark| self.marked(mark));
         if let Some(Err(error)) = before.map(|before| self.check_order(stream, before, &self.streams[stream].clock)) {
-            self.went_back.get_or_insert(error);
+            self.violation.get_or_insert(error);
         }
     }
 
@@ -113,12 +114,26 @@ impl Role {
     }
 }
 
+/// A launch in which some rank was faster than its bytes, which take `least`.
+pub(super) fn short_launch(ranks: &[u32], arrivals: &[SimTime], ends: &[SimTime], least: i64) -> SimError {
+    let spent = arrivals.iter().zip(ends).map(|(arrival, end)| end.0.saturating_sub(arrival.0));
+    let (spent, rank) = spent.zip(ranks).min().unwrap_or((0, &0));
+    let what = format!("a launch of the rank took {spent} ps where its bytes alone take {least} ps");
+    violated(*rank, None, what)
+}
+
+/// The same of a run of collectives of which only the shortfall is known, and a rank of the role.
+pub(super) fn too_short(rank: u32, communicator: Option<u32>, short: i64) -> SimError {
+    violated(rank, communicator, format!("a collective of the role was {short} ps shorter than its bytes alone take"))
+}
+
 fn violated(rank: u32, communicator: Option<u32>, what: String) -> SimError {
     SimError::Invariant { what, rank: Rank(rank), communicator }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::vector;
     use super::*;
     use crate::profile::Profile;
     use crate::sim::{Peers, SimOptions};
@@ -127,13 +142,19 @@ mod tests {
 
     /// A finished simulation, by lanes or rank by rank.
     fn finished(symmetry: bool) -> Simulation {
-        let step =
-            TransformerStep { dp: 4, tp: 2, pp: 2, microbatches: 2, iterations: 2, ..TransformerStep::default() };
+        let mut simulation = started(symmetry, 4, 1);
+        simulation.run().expect("no deadlock");
+        simulation
+    }
+
+    /// One whose check believes that bytes take `stretch` times as long as they do.
+    fn started(symmetry: bool, dp: u32, stretch: i64) -> Simulation {
+        let step = TransformerStep { dp, tp: 2, pp: 2, microbatches: 2, iterations: 2, ..TransformerStep::default() };
         let graph = Arc::new(step.graph().expect("valid"));
         let profile = Profile::builtin("h100-sxm").expect("built in");
         let options = SimOptions { symmetry, ..SimOptions::new(profile) };
-        let mut simulation = Simulation::new(Peers::Graph(graph), 16, options).expect("valid");
-        simulation.run().expect("no deadlock");
+        let mut simulation = Simulation::new(Peers::Graph(graph), 4 * dp, options).expect("valid");
+        simulation.network.stretch_least = stretch;
         simulation
     }
 
@@ -188,6 +209,29 @@ mod tests {
                 role.note_mark(0, Mark::IterationEnd(2));
             });
             assert!(error.contains("stream 0 went from"), "{error}");
+        }
+    }
+
+    #[test]
+    fn one_rank_that_is_faster_than_its_bytes_is_found_and_named() {
+        let times = |times: [i64; 4]| times.map(SimTime);
+        let (arrivals, ends) = (times([5, 9, 7, 0]), times([105, 110, 106, 200]));
+        assert_eq!(vector::spent(&ends, &arrivals), vector::Spent { total: 100 + 101 + 99 + 200, least: 99 });
+        let error = short_launch(&[8, 12, 10, 11], &arrivals, &ends, 100);
+        assert!(matches!(error, SimError::Invariant { rank: Rank(10), .. }), "{error:?}");
+        assert!(error.to_string().contains("took 99 ps") && error.to_string().contains("100 ps"), "{error}");
+        // An end before the arrival is found by the same.
+        assert_eq!(vector::spent(&times([1, 2, 3, 4]), &times([0, 9, 0, 0])).least, -7);
+    }
+
+    /// Launches are compared with their bytes wherever they are evaluated.
+    #[test]
+    fn every_launch_of_every_rank_is_checked() {
+        for symmetry in [false, true] {
+            let mut simulation = started(symmetry, 16, 100);
+            let error = simulation.run().expect_err("messages took less than told");
+            assert!(matches!(error, SimError::Invariant { .. }), "{error:?}");
+            assert!(error.to_string().contains("its bytes alone take"), "{error}");
         }
     }
 

@@ -40,6 +40,12 @@ impl Lanes {
         self.of.get(at).copied().unwrap_or(at as u32)
     }
 
+    /// A rank of a lane.
+    pub(super) fn first(&self, lane: usize, ranks: &[u32]) -> u32 {
+        let at = (0..ranks.len()).find(|at| self.of(*at) as usize == lane);
+        ranks[at.expect("a lane has a rank")]
+    }
+
     /// Number of ranks of a lane.
     pub(super) fn weight(&self, lane: usize) -> i128 {
         self.weights.get(lane).map_or(1, |weight| i128::from(*weight))

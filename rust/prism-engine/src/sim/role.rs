@@ -109,6 +109,8 @@ pub(super) struct LaunchState {
     pub(super) num_collected: usize,
     /// Ports whose collective is not complete.
     pub(super) calls_pending: u32,
+    /// What its bytes take at least, of every port.
+    pub(super) least: i64,
     /// There are messages, not posted so far.
     pub(super) has_messages_to_come: bool,
     /// Messages not complete, in all and by strip (by port while the slot is not wired; empty without messages).
@@ -168,8 +170,8 @@ pub(super) struct Role {
     pub(super) has_died: bool,
     /// A time was out of range, which the network has noted: nothing of the role moves any more.
     pub(super) has_failed: bool,
-    /// A stream went back in time.
-    pub(super) went_back: Option<SimError>,
+    /// A rank's stream went back in time, or its bytes were faster than its port.
+    pub(super) violation: Option<SimError>,
     /// `TrainingBegin`s and `IterationEnd`s by their number: on several streams they are not met in order.
     pub(super) begins: BTreeMap<u32, Times>,
     pub(super) iteration_ends: BTreeMap<u32, Times>,
@@ -446,6 +448,7 @@ impl LaunchState {
             num_calls: self.num_calls,
             num_collected: self.num_collected,
             calls_pending: self.calls_pending,
+            least: self.least,
             has_messages_to_come: self.has_messages_to_come,
             messages_pending: self.messages_pending,
             messages: part(&mut self.messages, moved_ports),

@@ -15,6 +15,8 @@ pub struct Signature {
     pub count: u64,
     /// Element type.
     pub dtype: String,
+    /// Bytes of these elements.
+    pub bytes: u64,
     /// Reduction.
     pub reduce: String,
     /// Root group rank.
@@ -23,8 +25,8 @@ pub struct Signature {
 
 impl fmt::Display for Signature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { collective, count, dtype, reduce, root } = self;
-        write!(f, "{collective} of {count} {dtype} ({reduce}, root {root})")
+        let Self { collective, count, dtype, bytes, reduce, root } = self;
+        write!(f, "{collective} of {count} {dtype}, {bytes} bytes ({reduce}, root {root})")
     }
 }
 
@@ -101,6 +103,7 @@ impl Call {
             },
             count: self.count,
             dtype: format!("{:?}", self.dtype),
+            bytes: self.bytes(),
             reduce: format!("{:?}", self.reduce),
             root: self.root,
         }

@@ -1,6 +1,6 @@
 //! What one role can do by itself: run its streams and its host until each waits for something.
 
-use super::invariants::Mark;
+use super::invariants::{self, Mark};
 use super::network::{Landed, Network, Request};
 use super::perturbed::{PerturbedOp, Perturber};
 use super::ports::Lanes;
@@ -9,7 +9,7 @@ use super::role::{GroupState, LaunchState, Record, Role, Slot};
 use super::signature::{Half, starts_after};
 use super::speeds::Durations;
 use super::trace::Tracer;
-use super::vector;
+use super::vector::{self, Spent};
 use crate::graph::op::Provenance;
 use crate::units::SimTime;
 
@@ -321,8 +321,11 @@ impl Role {
         }
         slot.turn += 1;
         slot.calls += launch.calls.len() as u64;
-        let busy = vector::total(clock, &arrival);
+        let Spent { total: busy, least: fastest } = vector::spent(clock, &arrival);
         let least: i64 = launch.calls.iter().map(|call| context.network.least_time(batch, call)).sum();
+        if fastest < least {
+            self.violation.get_or_insert_with(|| invariants::short_launch(&self.ranks, &arrival, clock, least));
+        }
         slot.load.busy += busy;
         slot.load.least += i128::from(least) * clock.len() as i128;
         self.account.communication += busy;
@@ -427,10 +430,14 @@ impl Role {
             state.num_posted += 1;
             state.calls_pending = slot.wiring.num_ports;
             slot.calls += 1;
+            let mut of_all = i64::MAX;
             for (batch, count) in &slot.wiring.parts {
-                slot.load.least += i128::from(context.network.least_time(*batch, call)) * i128::from(*count);
+                let least = context.network.least_time(*batch, call);
+                of_all = of_all.min(least);
+                slot.load.least += i128::from(least) * i128::from(*count);
                 context.network.post(*batch, *count, call, definition.origin.iteration);
             }
+            state.least += of_all;
             return;
         }
         if std::mem::take(&mut state.has_messages_to_come) {
@@ -471,7 +478,12 @@ impl Role {
         }
         slot.turn += 1;
         slot.active = None;
-        let busy = communication(&self.lanes, state);
+        let Spent { total: busy, least } = communication(&self.lanes, state);
+        if least < state.least {
+            let ranks: Vec<u32> = (0..state.ends.len()).map(|lane| self.lanes.first(lane, &self.ranks)).collect();
+            let error = || invariants::short_launch(&ranks, &state.arrival, &state.ends, state.least);
+            self.violation.get_or_insert_with(error);
+        }
         self.account.communication += busy;
         if self.lanes.is_each() {
             slot.load.busy += busy;
@@ -602,14 +614,16 @@ fn post_halves(slot: &mut Slot, number: u32, state: &mut LaunchState, definition
 /// the messages take at the ports.
 fn message_leads(
     slot: &mut Slot,
-    state: &LaunchState,
+    state: &mut LaunchState,
     definition: &Launch,
     network: &mut Network,
 ) -> Vec<Vec<SimTime>> {
     let started = starts_after(&definition.calls, network.message_launch());
     if !definition.has_turns {
         let bytes = definition.halves.iter().map(Half::bytes).max().unwrap_or(0);
-        slot.load.least += i128::from(network.least_message_time(bytes)) * i128::from(slot.wiring.num_ports);
+        let least = network.least_message_time(bytes);
+        slot.load.least += i128::from(least) * i128::from(slot.wiring.num_ports);
+        state.least += least;
         if started == SimTime::ZERO {
             return Vec::new();
         }
@@ -617,20 +631,26 @@ fn message_leads(
         return vec![leads; slot.wiring.strips.len()];
     }
     let mut by_strip = Vec::with_capacity(slot.wiring.strips.len());
+    let mut of_all = i64::MAX;
     for strip in &slot.wiring.strips {
         let turns = network.turns((strip.batch, strip.position), definition, slot.wiring.first(strip, &state.ends));
-        slot.load.least += i128::from(turns.busiest.0) * i128::from(strip.width);
+        let least = if network.rules.is_none() { turns.busiest.0 } else { 0 };
+        of_all = of_all.min(least);
+        slot.load.least += i128::from(least) * i128::from(strip.width);
         by_strip.push(turns.leads.into_iter().map(|lead| lead.min(MAX_LEAD) - started).collect());
     }
+    state.least = state.least.saturating_add(of_all);
     by_strip
 }
 
-/// Communication time of a launch over all ranks.
-fn communication(lanes: &Lanes, state: &LaunchState) -> i128 {
+/// Communication time of a launch over all ranks, and the shortest of any.
+fn communication(lanes: &Lanes, state: &LaunchState) -> Spent {
+    let spent = vector::spent(&state.ends, &state.arrival);
     if lanes.is_each() {
-        return vector::total(&state.ends, &state.arrival);
+        return spent;
     }
-    lanes.sum(state.ends.iter().zip(&state.arrival).map(|(end, start)| end.0 - start.0))
+    let total = lanes.sum(state.ends.iter().zip(&state.arrival).map(|(end, start)| end.0 - start.0));
+    Spent { total, ..spent }
 }
 
 /// An op on a lane whose compute is perturbed.

@@ -76,15 +76,16 @@ wide! {
         SimTime(latest)
     }
 
-    /// Sums of the low and of the high 32 bits of `ends - starts`.
-    fn halves(ends: &[SimTime], starts: &[SimTime]) -> (u64, u64) {
-        let (mut low, mut high) = (0, 0);
+    /// Sums of the low and of the high 32 bits of `ends - starts`, and the least of them.
+    fn halves(ends: &[SimTime], starts: &[SimTime]) -> (u64, u64, i64) {
+        let (mut low, mut high, mut least) = (0, 0, i64::MAX);
         for (end, start) in ends.iter().zip(starts) {
-            let difference = end.0.wrapping_sub(start.0) as u64;
-            low += difference & 0xffff_ffff;
-            high += difference >> 32;
+            let difference = end.0.wrapping_sub(start.0);
+            least = least.min(difference);
+            low += difference as u64 & 0xffff_ffff;
+            high += difference as u64 >> 32;
         }
-        (low, high)
+        (low, high, least)
     }
 }
 
@@ -98,12 +99,22 @@ pub(super) fn lag(now: &[SimTime], before: &[SimTime]) -> Option<SimTime> {
     now.chunks(64).zip(before.chunks(64)).all(is_same).then_some(SimTime(lag))
 }
 
-/// Sum of `ends - starts`, which are not negative: low and high halves are summed apart, exactly.
-pub(super) fn total(ends: &[SimTime], starts: &[SimTime]) -> i128 {
-    let mut total = 0;
+/// What times differ by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Spent {
+    /// The sum.
+    pub(super) total: i128,
+    /// The least of them.
+    pub(super) least: i64,
+}
+
+/// `ends - starts`. Low and high halves are summed apart, exactly; if some difference is negative, only the least is right.
+pub(super) fn spent(ends: &[SimTime], starts: &[SimTime]) -> Spent {
+    let mut spent = Spent { total: 0, least: i64::MAX };
     for (ends, starts) in ends.chunks(1 << 16).zip(starts.chunks(1 << 16)) {
-        let (low, high) = halves(ends, starts);
-        total += i128::from(low) + (i128::from(high) << 32);
+        let (low, high, least) = halves(ends, starts);
+        spent.total += i128::from(low) + (i128::from(high) << 32);
+        spent.least = spent.least.min(least);
     }
-    total
+    spent
 }

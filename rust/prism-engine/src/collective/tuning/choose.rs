@@ -1,6 +1,6 @@
 //! The shortest expected time, and the channels and threads it is run on.
 
-use super::model::Table;
+use super::model::{ALGORITHMS, Table};
 use super::{Function, PROTOCOLS, Version};
 use crate::collective::{Algorithm, Protocol};
 use thiserror::Error;
@@ -15,7 +15,7 @@ const WARP: u32 = 32;
 /// What NCCL takes for a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Chosen {
-    /// Ring or tree; a broadcast or reduce over a ring is a chain.
+    /// A broadcast or reduce over a ring is a chain.
     pub algorithm: Algorithm,
     /// The protocol.
     pub protocol: Protocol,
@@ -48,7 +48,7 @@ impl Table {
     /// If the settings forbid every way of the function.
     pub fn choose(&self, function: Function, bytes: u64, ops: u32) -> Result<Chosen, Refusal> {
         let mut best: Option<(f64, Algorithm, usize)> = None;
-        for algorithm in [Algorithm::Tree, Algorithm::Ring] {
+        for algorithm in ALGORITHMS {
             for protocol in 0..PROTOCOLS.len() {
                 let time = self.time(function, algorithm, protocol, bytes, ops);
                 let is_better = |time: &f64| best.is_none_or(|(least, ..)| *time < least);
@@ -88,6 +88,9 @@ impl Table {
 
     /// Channels and threads, fewer where there is too little work for each thread. Source: `topoGetAlgoInfo`.
     fn spread(&self, algorithm: Algorithm, protocol: usize, bytes: u64) -> (u32, u32) {
+        if matches!(algorithm, Algorithm::Nvls | Algorithm::NvlsTree) {
+            return (self.switched_channels(), MOST_THREADS);
+        }
         let is_tree = algorithm == Algorithm::Tree;
         let least =
             BYTES_PER_THREAD[protocol] * if !is_tree && protocol == 0 { u64::from(self.topology.ranks) } else { 1 };
@@ -104,10 +107,20 @@ impl Table {
             threads += if is_tree { 4 * WARP } else { WARP };
         }
         threads = threads.max(3 * WARP);
-        if is_tree && self.version.constants().rules.tree_uses_all_threads {
+        let is_wide = is_tree && self.version.constants().rules.tree_uses_all_threads;
+        if is_wide || algorithm == Algorithm::Pat {
             threads = MOST_THREADS;
         }
         (channels, threads)
+    }
+
+    /// Channels of collectives by switches. Source: `ncclNvlsTuning` in `src/transport/nvls.cc`.
+    fn switched_channels(&self) -> u32 {
+        match (self.topology.compute_capability, self.topology.nodes) {
+            (100.., 1) => 24,
+            (100.., _) => 32,
+            _ => 16,
+        }
     }
 
     fn own_threads(&self, is_tree: bool, protocol: usize) -> u32 {

@@ -6,8 +6,9 @@
 //! call does not need. [`NcclSettings`] are the environment variables that restrict it.
 //!
 //! What this knows and does not:
-//! - rings and trees are modelled. NVLS, NVLS trees, CollNet and PAT are known by name and left out of the choice: where real
-//!   NCCL would take one of them, the best ring or tree is taken instead. Settings that leave nothing else are refused;
+//! - rings, trees, NVLS inside a node, NVLS trees and PAT are in the choice. CollNet (SHARP, and NVLS over nodes) is known by name
+//!   and left out: where real NCCL would take it, the best of the others is taken instead. Settings that leave nothing else are
+//!   refused. Reductions are taken for such as switches know (sum, minimum, maximum of types of 16 bits and more);
 //! - the result of NCCL's search for channels is not computed: it follows from the profile (cards, bandwidths and
 //!   `network.node_channels`), as on nodes whose GPUs are all alike to each other;
 //! - tuner plugins, `NCCL_THREAD_THRESHOLDS` and the special treatment of 8-bit floats are left out.
@@ -20,6 +21,7 @@ pub mod tables;
 mod choose;
 mod model;
 
+pub use super::nvls::Switches;
 pub use choose::{Chosen, Refusal};
 pub use model::{CpuVendor, LinkKind, Table, Topology, model};
 pub use settings::{NcclSettings, SettingError};

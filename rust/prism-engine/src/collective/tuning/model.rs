@@ -3,7 +3,11 @@
 use super::tables::{Constants, PerAlgorithm, Version};
 use super::{Function, NcclSettings};
 use crate::collective::Algorithm;
+use crate::collective::nvls::Switches;
 use serde::{Deserialize, Serialize};
+
+/// Most GPUs of a node in all-gather and reduce-scatter by switches. Source: `NCCL_MAX_NVLS_ARITY` in `src/include/device.h`.
+const MOST_GATHERED: u32 = 32;
 
 /// Who made the host's processor: NCCL expects less of LL over the network beside an AMD one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +52,8 @@ pub struct Topology {
     pub compute_capability: u32,
     /// Protocols there are, by number (LL, LL128, Simple).
     pub protocols: [bool; 3],
+    /// What the search found for switches that reduce, if there are any.
+    pub switches: Option<Switches>,
 }
 
 /// Latency and bandwidth by function, algorithm and protocol: what [`model`] computes and [`Table::choose`] reads.
@@ -56,8 +62,8 @@ pub struct Table {
     pub(super) topology: Topology,
     pub(super) version: Version,
     pub(super) settings: NcclSettings,
-    /// By function, tree or ring, and protocol number; `None`: not to be used.
-    entries: [[[Option<Entry>; 3]; 2]; 5],
+    /// By function, algorithm ([`ALGORITHMS`]), and protocol number; `None`: not to be used.
+    entries: [[[Option<Entry>; 3]; 5]; 5],
 }
 
 /// What NCCL expects of one way.
@@ -72,13 +78,18 @@ pub(super) struct Entry {
 /// NCCL's model for one communicator. Source: `ncclTopoTuneModel` in `src/graph/tuning.cc`.
 #[must_use]
 pub fn model(version: Version, topology: &Topology, settings: &NcclSettings) -> Table {
-    let mut table = Table { topology: *topology, version, settings: settings.clone(), entries: [[[None; 3]; 2]; 5] };
+    let mut table = Table { topology: *topology, version, settings: settings.clone(), entries: [[[None; 3]; 5]; 5] };
     let terms = Terms { constants: version.constants(), topology, settings };
     for function in Function::ALL {
-        for algorithm in [Algorithm::Tree, Algorithm::Ring] {
+        for algorithm in ALGORITHMS {
             for protocol in 0..3 {
                 let is_allowed = settings.allows(function, algorithm) && terms.allows(function, protocol);
-                let entry = is_allowed.then(|| terms.entry(function, algorithm, protocol));
+                let entry = is_allowed.then(|| match algorithm {
+                    Algorithm::Tree | Algorithm::Ring => terms.entry(function, algorithm, protocol),
+                    _ if protocol != 2 => None,
+                    Algorithm::Pat => terms.pat(function),
+                    _ => terms.switched(function, algorithm == Algorithm::NvlsTree),
+                });
                 table.entries[function as usize][row(algorithm)][protocol] = entry.flatten();
             }
         }
@@ -93,8 +104,13 @@ pub fn model(version: Version, topology: &Topology, settings: &NcclSettings) -> 
     table
 }
 
+/// Those of the table, in NCCL's order.
+pub(super) const ALGORITHMS: [Algorithm; 5] =
+    [Algorithm::Tree, Algorithm::Ring, Algorithm::Nvls, Algorithm::NvlsTree, Algorithm::Pat];
+
+/// Broadcast and reduce over a ring are chains.
 fn row(algorithm: Algorithm) -> usize {
-    usize::from(algorithm != Algorithm::Tree)
+    ALGORITHMS.iter().position(|known| *known == algorithm).unwrap_or(1)
 }
 
 impl Table {
@@ -111,21 +127,38 @@ impl Table {
     /// Expected microseconds of a call of `bytes` (of the full buffer) that is made of `ops` fused ones per channel.
     #[must_use]
     pub fn time(&self, function: Function, algorithm: Algorithm, protocol: usize, bytes: u64, ops: u32) -> Option<f64> {
+        self.parts(function, algorithm, protocol, bytes, ops).map(|(latency, transfer)| latency + transfer)
+    }
+
+    /// [`Table::time`] by its two terms: the latencies, and the time of the bytes.
+    pub(crate) fn parts(
+        &self,
+        function: Function,
+        algorithm: Algorithm,
+        protocol: usize,
+        bytes: u64,
+        ops: u32,
+    ) -> Option<(f64, f64)> {
         let Entry { mut latency, mut bandwidth } = self.get(function, algorithm, protocol)?;
         let (constants, topology) = (self.version.constants(), &self.topology);
         let is_all_reduce = function == Function::AllReduce;
-        let is_tree = algorithm == Algorithm::Tree;
-        if is_tree && is_all_reduce {
+        let is_ring = row(algorithm) == row(Algorithm::Ring);
+        let is_corrected = match algorithm {
+            Algorithm::Tree => true,
+            Algorithm::NvlsTree => constants.nvls.corrects_blackwell_trees && topology.compute_capability >= 100,
+            _ => false,
+        };
+        if is_corrected && is_all_reduce {
             bandwidth *= constants.tree_correction.of(protocol, bytes);
         }
         let per_rank = bytes / u64::from(topology.channels * topology.ranks).max(1);
-        if !is_tree && protocol == 2 && topology.nodes > 1 && is_all_reduce && per_rank >= 64 {
+        if is_ring && protocol == 2 && topology.nodes > 1 && is_all_reduce && per_rank >= 64 {
             let rules = &constants.rules;
             let is_old = topology.compute_capability < 80;
             latency *= if is_old { rules.ring_plateau_before_ampere } else { rules.ring_plateau };
         }
-        let latencies = if is_tree { ops.div_ceil(constants.rules.tree_ops_per_latency) } else { ops };
-        Some(latency * f64::from(latencies) + bytes as f64 / (1_000.0 * bandwidth))
+        let latencies = if is_ring { ops } else { ops.div_ceil(constants.rules.tree_ops_per_latency) };
+        Some((latency * f64::from(latencies), bytes as f64 / (1_000.0 * bandwidth)))
     }
 }
 
@@ -158,6 +191,61 @@ impl Terms<'_> {
         let bandwidth = bus * if is_tree { 0.5 } else { ranks / f64::from(self.steps(function)) };
         let latency = if is_tree { self.tree_latency(protocol) } else { self.ring_latency(function, protocol) };
         Some(Entry { latency, bandwidth })
+    }
+
+    /// Switches that reduce: inside the only node, or in every node with trees over the nodes.
+    fn switched(&self, function: Function, is_tree: bool) -> Option<Entry> {
+        let (topology, nvls) = (self.topology, &self.constants.nvls);
+        let switches = topology.switches?;
+        let is_all_reduce = function == Function::AllReduce;
+        let is_function = is_all_reduce || matches!(function, Function::AllGather | Function::ReduceScatter);
+        let is_here = if is_tree { is_all_reduce && topology.nodes > 1 } else { is_function && topology.nodes == 1 };
+        let is_on = self.settings.switch("NCCL_NVLS_ENABLE");
+        let is_large = switches.gpus >= nvls.least_gpus && switches.channels >= 2;
+        if !is_here || !is_on || !is_large || (!is_all_reduce && switches.gpus > MOST_GATHERED) {
+            return None;
+        }
+        let channels = f64::from(switches.channels);
+        let per_node = f64::from(topology.ranks) / f64::from(topology.nodes);
+        let (inside, outside) = (switches.intra_bandwidth, switches.inter_bandwidth);
+        let bandwidth = if let Some(efficiency) = &nvls.efficiency {
+            let twice = if topology.nodes <= 2 && is_tree { 2.0 } else { 1.0 };
+            let both_ways = if is_all_reduce { 2.0 } else { (per_node - 1.0) / per_node };
+            let inside = inside * efficiency.of(topology.compute_capability) * (channels - 1.0) / channels * both_ways;
+            let limit =
+                nvls.tree_limit.filter(|_| is_tree).map(|limit| limit.of(topology.compute_capability)[self.scale()]);
+            let bus = channels * inside.min(outside * twice).min(limit.unwrap_or(f64::INFINITY));
+            if is_all_reduce { bus * f64::from(topology.ranks) / f64::from(self.steps(function)) } else { bus }
+        } else if is_tree {
+            let half = if topology.nodes <= 2 { outside } else { outside / 2.0 };
+            channels * inside.min(half) * nvls.ratio
+        } else if is_all_reduce {
+            channels * inside.min(outside) * nvls.ratio
+        } else if nvls.gathers_without_own {
+            channels * (inside * (per_node - 1.0) / per_node).min(outside * 0.9) * nvls.gather_ratio
+        } else {
+            channels * inside.min(outside) * nvls.gather_ratio
+        };
+        let levels = if is_tree { 2.0 * f64::from(topology.nodes.ilog2()) } else { 0.0 };
+        Some(Entry { latency: nvls.latency + levels * nvls.tree_network_latency, bandwidth })
+    }
+
+    /// Parallel aggregated trees: where each rank is a node.
+    fn pat(&self, function: Function) -> Option<Entry> {
+        let (topology, pat) = (self.topology, self.constants.pat.as_ref()?);
+        let is_function = matches!(function, Function::AllGather | Function::ReduceScatter);
+        if !is_function
+            || topology.nodes < 2
+            || topology.ranks != topology.nodes
+            || !self.settings.switch("NCCL_PAT_ENABLE")
+        {
+            return None;
+        }
+        let levels = f64::from(topology.nodes.ilog2());
+        let hop = self.constants.hop_latency.network.tree[2];
+        let latency =
+            pat.base_latency + levels * hop / pat.levels_per_latency + f64::from(topology.ranks) * pat.latency_per_rank;
+        Some(Entry { latency, bandwidth: self.of_all_channels() * pat.share })
     }
 
     /// One node, two nodes, more.

@@ -11,8 +11,13 @@ const ALGORITHMS: [&str; 7] = ["Tree", "Ring", "CollNetDirect", "CollNetChain", 
 const PROTOCOLS: [&str; 3] = ["LL", "LL128", "Simple"];
 const TREE: u8 = 1 << 0;
 const RING: u8 = 1 << 1;
+const COLLNET_DIRECT: u8 = 1 << 2;
+const COLLNET_CHAIN: u8 = 1 << 3;
+const NVLS: u8 = 1 << 4;
+const NVLS_TREE: u8 = 1 << 5;
+const PAT: u8 = 1 << 6;
 
-/// Variables that are understood. The last three only switch algorithms that are left out of the choice anyway.
+/// Variables that are understood. `NCCL_COLLNET_ENABLE` only switches algorithms that are left out of the choice anyway.
 const NAMES: [&str; 17] = [
     "NCCL_ALGO",
     "NCCL_PROTO",
@@ -142,11 +147,24 @@ impl NcclSettings {
         Ok(())
     }
 
-    /// May a function run as a ring, or as trees?
+    /// May a function take an algorithm?
     #[must_use]
     pub fn allows(&self, function: Function, algorithm: super::super::Algorithm) -> bool {
-        let bit = if algorithm == super::super::Algorithm::Tree { TREE } else { RING };
+        use super::super::Algorithm as A;
+        let bit = match algorithm {
+            A::Tree => TREE,
+            A::Nvls => NVLS,
+            A::NvlsTree => NVLS_TREE,
+            A::Pat => PAT,
+            A::Ring | A::Chain | A::Direct => RING,
+        };
         self.algorithms.is_none_or(|lists| lists.enabled[function as usize] & bit != 0)
+    }
+
+    /// Is something on that is so by default?
+    #[must_use]
+    pub fn switch(&self, name: &str) -> bool {
+        self.numbers.get(name).is_none_or(|value| *value != 0)
     }
 
     /// May a function use the protocol with this number? `None`: nothing is said.
@@ -218,8 +236,8 @@ fn algorithms(text: &str) -> Result<Lists, String> {
     for function in Function::ALL.into_iter().rev() {
         let enabled = lists.enabled[function as usize];
         let (modelled, others) = match function {
-            Function::AllReduce => (TREE | RING, 0b011_1100),
-            Function::AllGather | Function::ReduceScatter => (RING, 0b101_0100),
+            Function::AllReduce => (TREE | RING | NVLS | NVLS_TREE, COLLNET_DIRECT | COLLNET_CHAIN),
+            Function::AllGather | Function::ReduceScatter => (RING | NVLS | PAT, COLLNET_DIRECT),
             Function::Broadcast | Function::Reduce => (RING, 0),
         };
         if enabled & modelled == 0 && enabled & others != 0 {

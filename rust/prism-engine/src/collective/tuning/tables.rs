@@ -98,6 +98,57 @@ pub struct Constants {
     pub tree_correction: Correction,
     /// What else differs between versions.
     pub rules: Rules,
+    /// Reduction by NVSwitch.
+    pub nvls: Nvls,
+    /// Parallel aggregated trees; versions before 2.23 have none.
+    pub pat: Option<Pat>,
+}
+
+/// Reduction in the network by NVSwitch. With `efficiency` (2.28 on) bandwidth is told by it, else by `ratio`.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct Nvls {
+    pub latency: f64,
+    pub tree_network_latency: f64,
+    pub efficiency: Option<PerSwitch<f64>>,
+    pub tree_limit: Option<PerSwitch<Triple>>,
+    #[serde(default)]
+    pub ratio: f64,
+    #[serde(default)]
+    pub gather_ratio: f64,
+    #[serde(default)]
+    pub gathers_without_own: bool,
+    pub least_gpus: u32,
+    pub corrects_blackwell_trees: bool,
+}
+
+/// Something per architecture whose switches reduce.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct PerSwitch<T> {
+    pub hopper: T,
+    pub blackwell: T,
+}
+
+impl<T> PerSwitch<T> {
+    /// That of a compute capability.
+    #[must_use]
+    pub fn of(&self, compute_capability: u32) -> &T {
+        if compute_capability >= 100 { &self.blackwell } else { &self.hopper }
+    }
+}
+
+/// All-gather and reduce-scatter by trees whose messages carry the data of several ranks.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct Pat {
+    pub base_latency: f64,
+    pub latency_per_rank: f64,
+    pub levels_per_latency: f64,
+    pub share: f64,
 }
 
 /// A triple per algorithm.

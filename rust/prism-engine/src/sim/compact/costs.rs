@@ -3,7 +3,7 @@
 use super::Irregular;
 use super::meet::Half;
 use crate::collective::turns::{self, Message};
-use crate::collective::{self, CollectiveCall, CommShape, RingWalk, Scratch, ShapePool};
+use crate::collective::{self, CollectiveCall, CommShape, Scratch, ShapePool, TileWalk};
 use crate::cost::comm::{Link, nanoseconds, node_of, transfer_time};
 use crate::profile::Profile;
 use crate::sim::evaluate::{collective_call, evaluate};
@@ -18,10 +18,8 @@ pub(super) const LATEST: i64 = 1 << 60;
 
 /// How a call of communicators of one shape ends.
 enum Form {
-    /// Over a ring of equal links.
-    Ring(RingWalk),
-    /// Everybody so long after the last arrival.
-    Together(i64),
+    /// Over a ring of equal links, or everybody together.
+    Walk(TileWalk),
     Other,
 }
 
@@ -177,11 +175,7 @@ impl Costs {
             return Err(Irregular);
         }
         let scratch = &mut self.scratch;
-        let form = if let Some(walk) = RingWalk::new(&shape, &full, scratch) {
-            Form::Ring(walk)
-        } else {
-            collective::common_duration(&shape, &full, scratch).map_or(Form::Other, |time| Form::Together(time.0))
-        };
+        let form = TileWalk::new(&shape, &full, scratch).map_or(Form::Other, Form::Walk);
         let least = collective::least_time(&shape, &full, scratch).0;
         let number = self.known.len() as u32;
         self.known_numbers.insert((shape.id, call), number);
@@ -199,12 +193,7 @@ impl Costs {
     ) -> Result<i64, Irregular> {
         let Known { form, shape, call, least } = &self.known[known as usize];
         let latest = match form {
-            Form::Ring(walk) => walk.walk_one(arrivals, ends),
-            Form::Together(duration) => {
-                let end = arrivals.iter().map(|arrival| arrival.0).max().unwrap_or(0) + duration;
-                ends.fill(SimTime(end));
-                end
-            }
+            Form::Walk(walk) => walk.walk_one(arrivals, ends),
             Form::Other => {
                 let memos = self.memos.entry(comm).or_default();
                 evaluate(shape, call, 1, (arrivals, ends), memos, &mut self.scratch).0

@@ -126,7 +126,12 @@ fn hang_03_only_some_ranks_launch_for_an_expert() {
     assert_eq!((mismatch.sequence, mismatch.majority_op, mismatch.minority_op), (2, 2, 2));
     assert_eq!((mismatch.majority.count, mismatch.minority.count), (EXPERT, ROUTER));
     assert_eq!(found.culprits, [Rank(0), Rank(1)]);
-    for part in ["rank 0 called ReduceScatter of 4096", "rank 1 called ReduceScatter of 512", "(op 2)", "tensors"] {
+    for part in [
+        "rank 0 called ReduceScatter of 4096 Bfloat16, 8192 bytes",
+        "rank 1 called ReduceScatter of 512 Bfloat16, 1024 bytes",
+        "(op 2)",
+        "tensors",
+    ] {
         assert!(found.cause.contains(part), "{part}: {}", found.cause);
     }
     assert!(found.cause.ends_with("what rank 1 calls is the next call of rank 0: it left one out"), "{}", found.cause);
@@ -153,8 +158,10 @@ fn hang_04_one_rank_reduces_another_size() {
         let found = hang(&job(&programs, &world(8)));
         assert_eq!((found.kind, found.culprits.as_slice()), (HangKind::Mismatch, &[Rank(0)][..]));
         let text = format!(
-            "collective 0 of communicator 0 (8 ranks): ranks 1-7 called AllReduce of {others} Float32 (Sum, root 0) (op 0), \
-             but rank 0 called AllReduce of {odd} Float32 (Sum, root 0) (op 0)"
+            "collective 0 of communicator 0 (8 ranks): ranks 1-7 called AllReduce of {others} Float32, {} bytes (Sum, root \
+             0) (op 0), but rank 0 called AllReduce of {odd} Float32, {} bytes (Sum, root 0) (op 0)",
+            4 * others,
+            4 * odd
         );
         assert_eq!(found.cause, text);
     }

@@ -1,6 +1,8 @@
 //! A job as a list of "not before that, plus so much": written from the definition, solved by relaxing every edge until
 //! nothing changes, forwards and backwards.
 
+use crate::sim::reference::{count_of, launch};
+use crate::sim::turns;
 use prism_engine::collective::{self, CollectiveCall, CommShape, Scratch};
 use prism_engine::graph::Graph;
 use prism_engine::graph::op::{CollectiveKind, Op, OpKind};
@@ -154,17 +156,41 @@ impl RankWriter<'_> {
         self.edge(Node::End(self.rank, i), over, SimTime::ZERO);
     }
 
-    /// What a single collective starts from.
-    fn call_from(&self, i: usize) -> Node {
+    /// What a single collective or message starts from, and how long after that, without its kernel's launch where that is
+    /// paid.
+    fn from(&self, i: usize, profile: &Profile, members: &[u32]) -> (Node, i64) {
         let is_call = |j: &usize| matches!(self.ops[*j].kind, OpKind::Collective { .. });
         let same = |j: &usize| slot_of(&self.ops[*j]) == slot_of(&self.ops[i]);
-        let earlier = (self.group(i).start..i).rev().filter(is_call).find(same);
-        earlier.map_or(Node::Arrive(self.rank, self.launch(i)), |j| Node::End(self.rank, j))
+        let group = self.group(i);
+        let to = if is_call(&i) { i } else { group.end };
+        let earlier: Vec<usize> = (group.start..to).filter(is_call).filter(same).collect();
+        let mut lead = SimTime::ZERO;
+        if earlier.iter().any(|j| count_of(&self.ops[*j]) > 0) {
+            lead = lead - launch(profile, members, &[self.ops[i]]);
+        }
+        if !is_call(&i) {
+            lead += self.turn(i, profile, members);
+        }
+        let from = earlier.last().map_or(Node::Arrive(self.rank, self.launch(i)), |j| Node::End(self.rank, *j));
+        (from, lead.as_ps())
+    }
+
+    fn turn(&self, i: usize, profile: &Profile, members: &[u32]) -> SimTime {
+        let own = self.group(i).filter(|j| slot_of(&self.ops[*j]) == slot_of(&self.ops[i]));
+        let half = |j: usize| match self.ops[j].kind {
+            OpKind::PointToPoint { is_send, peer, count, dtype, .. } => {
+                Some((j, turns::Half { is_send, peer, bytes: count * dtype.size_bytes() }))
+            }
+            _ => None,
+        };
+        let (places, halves): (Vec<usize>, Vec<turns::Half>) = own.filter_map(half).unzip();
+        let me = members.iter().position(|member| *member == self.rank).expect("a member") as u32;
+        turns::leads(profile, members, me, &halves)[places.iter().position(|j| *j == i).expect("a message")]
     }
 }
 
-/// One side of a collective or message: start and end.
-type Side = (u32, Node, Node, Op);
+/// One side of a collective or message: start and how long after that, and end.
+type Side = (u32, (Node, i64), Node, Op);
 
 impl Explicit {
     pub(crate) fn of(graph: &Graph, profile: &Profile, slow: &BTreeMap<Rank, f64>) -> Self {
@@ -187,12 +213,11 @@ impl Explicit {
                 let members = graph.comm_members(CommId(comm));
                 let me = members.iter().position(|member| *member == rank).expect("a member") as u32;
                 let end = Node::End(rank, i);
-                let (key, from) = match op.kind {
-                    OpKind::PointToPoint { is_send: true, peer, .. } => {
-                        ((comm, me, peer), Node::Arrive(rank, writer.launch(i)))
-                    }
-                    OpKind::PointToPoint { peer, .. } => ((comm, peer, me), Node::Arrive(rank, writer.launch(i))),
-                    _ => ((comm, u32::MAX, 0), writer.call_from(i)),
+                let from = writer.from(i, profile, members);
+                let key = match op.kind {
+                    OpKind::PointToPoint { is_send: true, peer, .. } => (comm, me, peer),
+                    OpKind::PointToPoint { peer, .. } => (comm, peer, me),
+                    _ => (comm, u32::MAX, 0),
                 };
                 let count = counts.entry(key).or_default();
                 if key.1 == u32::MAX {
@@ -271,7 +296,7 @@ fn add_call(edges: &mut Vec<Edge>, members: &[u32], profile: &Profile, sides: &[
     let bytes = if matches!(kind, K::AllReduce | K::Broadcast | K::Reduce) { own } else { own * members.len() as u64 };
     let shape = CommShape::new(members, profile);
     let call = CollectiveCall { kind, bytes, root, ops: 1 };
-    for (me, from, _, _) in sides {
+    for (me, (from, lead), _, _) in sides {
         let mut arrivals = vec![SimTime::from_ps(-(1 << 58)); members.len()];
         arrivals[*me as usize] = SimTime::ZERO;
         let mut ends = arrivals.clone();
@@ -279,7 +304,7 @@ fn add_call(edges: &mut Vec<Edge>, members: &[u32], profile: &Profile, sides: &[
         for (other, _, to, _) in sides {
             let least = ends[*other as usize].as_ps();
             if least >= 0 {
-                edges.push(Edge { from: *from, to: *to, least });
+                edges.push(Edge { from: *from, to: *to, least: least + lead });
             }
         }
     }
@@ -289,10 +314,11 @@ fn add_message(edges: &mut Vec<Edge>, (from, to): (u32, u32), profile: &Profile,
     let OpKind::PointToPoint { dtype, count, .. } = sides[0].3.kind else { unreachable!("a message") };
     let zero = SimTime::ZERO;
     let (sent, received) = collective::message(profile, from, to, count * dtype.size_bytes(), zero, zero);
-    for (_, start, _, _) in sides {
+    for (_, (start, lead), _, _) in sides {
         for (_, _, end, op) in sides {
             let is_send = matches!(op.kind, OpKind::PointToPoint { is_send: true, .. });
-            edges.push(Edge { from: *start, to: *end, least: if is_send { sent } else { received }.as_ps() });
+            let least = if is_send { sent } else { received }.as_ps();
+            edges.push(Edge { from: *start, to: *end, least: least + lead });
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::explicit::{Explicit, Node};
 use crate::perturb::rules;
-use crate::sim::jobs::{Job, job, profile};
+use crate::sim::jobs::{Job, Step, exchanging_job, job as plain_job, profile};
 use prism_engine::analysis::{JobTrace, Parameter, Path, STEP, Slack, Spent, sensitivities};
 use prism_engine::graph::op::OpKind;
 use prism_engine::graph::{Graph, GraphBuilder};
@@ -12,6 +12,19 @@ use prism_engine::synthetic::TransformerStep;
 use prism_engine::units::SimTime;
 use proptest::prelude::*;
 use std::sync::Arc;
+
+/// A job, every other one with groups of messages (and a collective: of several the order would be that of their sizes).
+fn job() -> impl Strategy<Value = Job> {
+    let exchanging = exchanging_job().prop_map(|mut job| {
+        for step in &mut job.steps {
+            if let Step::Exchange { calls, .. } = step {
+                calls.truncate(1);
+            }
+        }
+        job
+    });
+    prop_oneof![plain_job(), exchanging]
+}
 
 fn options(job: &Job) -> ReplayOptions {
     ReplayOptions { slow: job.slow.clone(), ..ReplayOptions::new(profile()) }

@@ -170,6 +170,7 @@ fn slow_ends(case: &Case, profile: &Profile) -> Vec<i64> {
         Algorithm::Tree => slow_trees(case, &nodes, &rules),
         Algorithm::Chain => slow_chain(case, &nodes, &rules),
         Algorithm::Direct => slow_direct(case, &nodes, profile),
+        Algorithm::Nvls | Algorithm::NvlsTree | Algorithm::Pat => unreachable!("only NCCL's tuning takes them"),
     };
     ends.into_iter().map(|end| end + rules.launch).collect()
 }

@@ -2,10 +2,10 @@
 //! holds everywhere.
 
 use CollectiveKind::{AllGather, AllReduce, AllToAll, Broadcast, Reduce, ReduceScatter};
-use prism_engine::collective::p2p;
 use prism_engine::collective::tuning::{
-    CpuVendor, Function, LinkKind, NcclSettings, Table, Topology, Tuning, Version, model,
+    CpuVendor, Function, LinkKind, NcclSettings, Switches, Table, Topology, Tuning, Version, model,
 };
+use prism_engine::collective::{self, Scratch, p2p};
 use prism_engine::collective::{Algorithm, CollectiveCall, CollectiveKind, CommShape, Protocol, choice, uniform_cost};
 use prism_engine::cost::comm::Link;
 use prism_engine::profile::Profile;
@@ -33,7 +33,20 @@ fn one_node() -> Topology {
         cpu: CpuVendor::Intel,
         compute_capability: 90,
         protocols: [true; 3],
+        switches: None,
     }
+}
+
+/// The same with switches that reduce: 9 x 40 of 370.8 GB/s.
+fn with_switches() -> Topology {
+    let switches = Switches { gpus: 8, channels: 8, intra_bandwidth: 40.0, inter_bandwidth: 60.0 };
+    Topology { switches: Some(switches), ..one_node() }
+}
+
+/// And over nodes, whose cards take 48 GB/s per channel.
+fn nodes_with_switches(nodes: u32) -> Topology {
+    let switches = Switches { gpus: 8, channels: 8, intra_bandwidth: 40.0, inter_bandwidth: 48.0 };
+    Topology { ranks: 8 * nodes, nodes, switches: Some(switches), ..many_nodes() }
 }
 
 /// 64 nodes of them, with eight 50 GB/s cards each.
@@ -152,6 +165,118 @@ fn choices_on_many_nodes() {
     assert_eq!(chosen(&old, Function::AllReduce, 256 << 20).1, Protocol::Ll128);
 }
 
+/// 2.30: a channel inside a node carries 40 x 0.85 x 7 / 8 GB/s, for an all-reduce in both directions at once. Before 2.28: 5 / 6
+/// of it, one way.
+#[test]
+fn switches_are_the_formula() {
+    use Algorithm::{Nvls, NvlsTree};
+    let all = NcclSettings::default();
+    let entry = |text: &str, topology: &Topology, function, algorithm| {
+        model(version(text), topology, &all).entry(function, algorithm, 2)
+    };
+    let node = with_switches();
+    assert!(is_near(entry("2.30", &node, Function::AllReduce, Nvls), 25.0, 8.0 * 59.5 * 8.0 / 14.0));
+    assert!(is_near(entry("2.30", &node, Function::AllGather, Nvls), 25.0, 8.0 * 29.75 * 7.0 / 8.0));
+    assert_eq!(entry("2.30", &node, Function::AllReduce, NvlsTree), None, "one node has no tree of nodes");
+    assert_eq!(entry("2.30", &node, Function::Broadcast, Nvls), None);
+    assert_eq!(entry("2.30", &one_node(), Function::AllReduce, Nvls), None, "no such switches");
+    assert!(is_near(entry("2.27", &node, Function::AllReduce, Nvls), 25.0, 320.0 * 5.0 / 6.0));
+    assert!(is_near(entry("2.27", &node, Function::ReduceScatter, Nvls), 25.0, 320.0 * 7.0 / 8.0));
+    assert!(is_near(entry("2.24", &node, Function::ReduceScatter, Nvls), 25.0, 320.0));
+    assert!(is_near(entry("2.19", &node, Function::ReduceScatter, Nvls), 23.0, 320.0 * 5.0 / 6.0));
+    // Over nodes: the least of both sides and of a limit; two nodes have twice the network.
+    let tree = |text: &str, nodes| entry(text, &nodes_with_switches(nodes), Function::AllReduce, NvlsTree);
+    assert!(is_near(tree("2.30", 2), 25.0 + 2.0 * 20.9, 8.0 * 57.7 * 16.0 / 30.0));
+    assert!(is_near(tree("2.30", 16), 25.0 + 8.0 * 20.9, 8.0 * 45.5 * 128.0 / 254.0));
+    assert!(is_near(tree("2.27", 2), 25.0 + 2.0 * 14.0, 8.0 * 40.0 * 5.0 / 6.0));
+    assert!(is_near(tree("2.27", 16), 25.0 + 8.0 * 14.0, 8.0 * 24.0 * 5.0 / 6.0));
+    assert_eq!(
+        entry("2.30", &nodes_with_switches(2), Function::AllReduce, Nvls),
+        None,
+        "over nodes NVLS needs CollNet"
+    );
+    // Two GPUs of a node from 2.28 on.
+    let pair = Switches { gpus: 2, channels: 2, ..node.switches.expect("there") };
+    let pair = Topology { ranks: 2, switches: Some(pair), ..node };
+    assert!(entry("2.28", &pair, Function::AllReduce, Nvls).is_some());
+    assert_eq!(entry("2.27", &pair, Function::AllReduce, Nvls), None);
+    // Blackwell's trees are corrected by size from 2.29 on.
+    let blackwell = Topology { compute_capability: 100, ..nodes_with_switches(16) };
+    let time = |text: &str| {
+        let table = model(version(text), &blackwell, &all);
+        table.time(Function::AllReduce, NvlsTree, 2, 1 << 20, 1).expect("allowed")
+    };
+    let latency = 25.0 + 8.0 * 20.9;
+    assert!(((time("2.29") - latency) * 0.5 - (time("2.28") - latency)).abs() < 1e-9, "a factor of 0.5 at 1 MiB");
+}
+
+#[test]
+fn aggregated_trees_are_the_formula() {
+    let sparse = Topology { ranks: 64, searched_channels: 2, channels: 4, ..many_nodes() };
+    let entry = |text: &str, topology: &Topology, function| {
+        model(version(text), topology, &NcclSettings::default()).entry(function, Algorithm::Pat, 2)
+    };
+    let latency = 8.0 + 6.0 * 14.0 / 3.5 + 64.0 * 2.8;
+    assert!(is_near(entry("2.30", &sparse, Function::AllGather), latency, 96.0 * 0.75));
+    assert!(is_near(entry("2.23", &sparse, Function::ReduceScatter), latency, 96.0 * 0.85));
+    assert_eq!(entry("2.22", &sparse, Function::AllGather), None, "2.23 is the first to have it");
+    assert_eq!(entry("2.30", &sparse, Function::AllReduce), None);
+    assert_eq!(entry("2.30", &many_nodes(), Function::AllGather), None, "only where each rank is a node");
+    let off = model(version("2.30"), &sparse, &settings(&[("NCCL_PAT_ENABLE", "0")]));
+    assert_eq!(off.entry(Function::AllGather, Algorithm::Pat, 2), None);
+}
+
+/// In microseconds, of the best two: 1 MiB: ring LL 28.0, NVLS 28.9. 4 MiB: NVLS 40.4, ring LL128 62.1. Two nodes at 64 MiB: NVLS tree
+/// 339, tree LL128 more.
+#[test]
+fn choices_with_switches() {
+    let table = |pairs: &[(&str, &str)]| model(version("2.30"), &with_switches(), &settings(pairs));
+    let at = |table: &Table, bytes| chosen(table, Function::AllReduce, bytes);
+    assert_eq!(at(&table(&[]), 1 << 20).0, Algorithm::Ring);
+    assert_eq!(at(&table(&[]), 4 << 20), (Algorithm::Nvls, Protocol::Simple, 16, 640));
+    assert_eq!(at(&table(&[("NCCL_NVLS_ENABLE", "0")]), 4 << 20).0, Algorithm::Ring);
+    assert_eq!(at(&table(&[("NCCL_ALGO", "NVLS")]), 8).0, Algorithm::Nvls);
+    let nodes = model(version("2.30"), &nodes_with_switches(2), &NcclSettings::default());
+    assert_eq!(at(&nodes, 64 << 20).0, Algorithm::NvlsTree);
+    // Asked for where there are none: refused by name.
+    let refusal = model(version("2.30"), &one_node(), &settings(&[("NCCL_ALGO", "NVLS")]));
+    let refusal = refusal.choose(Function::AllReduce, 8, 1).expect_err("no such switches").to_string();
+    assert!(refusal.contains("NCCL_ALGO=NVLS") && refusal.contains("AllReduce"), "{refusal}");
+}
+
+/// What the search finds on the built-in machines, seen through the time of a large all-reduce.
+#[test]
+fn the_search_for_switches() {
+    let us = |name: &str, members: &[u32], bytes: u64| {
+        let shape = CommShape::new(members, &Profile::builtin(name).expect("built in"));
+        let call = CollectiveCall { kind: AllReduce, bytes, root: 0, ops: 1 };
+        (choice(&shape, &call).algorithm, uniform_cost(&shape, &call).as_ps() as f64 / 1e6)
+    };
+    let ranks = |count: u32| (0..count).collect::<Vec<_>>();
+    let gib = f64::from(1 << 30) / 1e3;
+    let is = |found: (Algorithm, f64), algorithm, us: f64| found.0 == algorithm && (found.1 - us).abs() < 0.01;
+    // Nine times 40 GB/s of a GPU's 370.8.
+    assert!(is(us("h100-sxm", &ranks(8), 1 << 30), Algorithm::Nvls, 25.0 + gib / (8.0 * 59.5 * 8.0 / 14.0)));
+    // Four channels of 60, the most that is tried, make 160 GB/s of the buffer; a ring has 247.
+    assert_eq!(us("h100-sxm", &ranks(4), 1 << 30).0, Algorithm::Ring);
+    assert!(is(us("h100-sxm", &ranks(16), 1 << 30), Algorithm::NvlsTree, 66.8 + gib / (8.0 * 57.7 * 16.0 / 30.0)));
+    assert_ne!(us("a100-sxm", &ranks(8), 1 << 30).0, Algorithm::Nvls);
+}
+
+/// Everybody leaves so long after the last one: monotone, and never before.
+#[test]
+fn switches_wait_for_the_last() {
+    let shape = CommShape::new(&(0..16).collect::<Vec<_>>(), &Profile::builtin("h100-sxm").expect("built in"));
+    let call = CollectiveCall { kind: AllReduce, bytes: 64 << 20, root: 0, ops: 1 };
+    let cost = uniform_cost(&shape, &call);
+    assert_eq!(choice(&shape, &call).algorithm, Algorithm::NvlsTree);
+    let arrivals: Vec<SimTime> = (0..16).map(|rank| SimTime::from_ns(rank * rank * 1000 % 70_001)).collect();
+    let mut ends = arrivals.clone();
+    collective::completion(&shape, &call, &arrivals, &mut ends, &mut Scratch::default());
+    let last = arrivals.iter().copied().max().expect("sixteen");
+    assert_eq!(ends, vec![last + cost; 16]);
+}
+
 #[test]
 fn settings_restrict_the_choice() {
     let table = |pairs: &[(&str, &str)]| model(version("2.30"), &many_nodes(), &settings(pairs));
@@ -187,9 +312,9 @@ fn settings_that_cannot_be_followed_are_named() {
     let error = |name: &str, value: &str| NcclSettings::parse([(name, value)]).expect_err("refused").to_string();
     for (name, value, part) in [
         ("NCCL_ALGO", "Rings", "`Rings` is unknown"),
-        ("NCCL_ALGO", "NVLS", "leaves only NVLS for AllReduce, which is not modelled"),
-        ("NCCL_ALGO", "ring;allgather:pat", "leaves only PAT for AllGather"),
-        ("NCCL_ALGO", "^ring,tree", "CollNetDirect, CollNetChain, NVLS, NVLSTree"),
+        ("NCCL_ALGO", "CollNetDirect", "leaves only CollNetDirect for AllReduce, which is not modelled"),
+        ("NCCL_ALGO", "ring;allgather:collnetdirect", "leaves only CollNetDirect for AllGather"),
+        ("NCCL_ALGO", "^ring,tree,nvls,nvlstree", "CollNetDirect, CollNetChain"),
         ("NCCL_ALGO", "ring;tree", "names no function"),
         ("NCCL_ALGO", "ring;alltoall:ring", "function `alltoall` is unknown"),
         ("NCCL_PROTO", "LL256", "`LL256` is unknown"),
@@ -224,7 +349,7 @@ fn profiles_name_their_tuning() {
     assert!(error("\"nccl-2.30\"", "\"nccl-2.23\"").contains("2.24 is the first"));
     assert!(error("\"nccl-2.30\"", "\"fastest\"").contains("only followed under NCCL's tuning"));
     assert!(error("node_channels = 24", "node_channels = 0").contains("network.node_channels"));
-    assert!(error("allreduce:ring", "allreduce:nvls").contains("not modelled"));
+    assert!(error("allreduce:ring", "allreduce:collnetchain").contains("not modelled"));
     profile.network.tuning = Tuning::Fastest;
     profile.network.nccl = NcclSettings::default();
     let plain = profile.to_toml().replace("tuning = \"fastest\"\n", "");
@@ -313,7 +438,8 @@ proptest! {
 
     #[test]
     fn tiny_calls_take_ll_and_huge_ones_simple(topology in topologies(), version in versions()) {
-        let table = model(version, &topology, &NcclSettings::default());
+        // PAT knows Simple only.
+        let table = model(version, &topology, &settings(&[("NCCL_PAT_ENABLE", "0")]));
         for function in Function::ALL {
             prop_assert_eq!(table.choose(function, 8, 1).expect("free").protocol, Protocol::Ll);
             let huge = table.choose(function, 1 << 42, 1).expect("free");

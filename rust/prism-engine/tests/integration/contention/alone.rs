@@ -2,7 +2,7 @@
 
 use super::collective_graph;
 use super::profile;
-use crate::sim::jobs::{Job, job};
+use crate::sim::jobs::{Job, exchanging_job, job};
 use prism_engine::contention::{Contention, Evaluation, Overlap, evaluate, evaluate_by_events};
 use prism_engine::graph::Graph;
 use prism_engine::graph::op::CollectiveKind;
@@ -71,7 +71,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn messages_end_where_replay_says(job in job()) {
+    fn messages_end_where_replay_says(job in prop_oneof![job(), exchanging_job()]) {
         let lowered = lowered(&job);
         let options = ReplayOptions { slow: job.slow.clone(), ..ReplayOptions::new(profile()) };
         let expected = replay_ranks(&job.graph(), &options).expect("a job without deadlock");
@@ -97,7 +97,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_ends_earlier_for_sharing(job in job()) {
+    fn nothing_ends_earlier_for_sharing(job in prop_oneof![job(), exchanging_job()]) {
         let lowered = lowered(&job);
         let alone = finals(&evaluate(&lowered, Contention::None, &none()).expect("no deadlock"), &lowered);
         for rule in [Contention::FairShare, Contention::Fifo] {

@@ -9,6 +9,7 @@ use prism_engine::graph::op::OpKind;
 use prism_engine::ids::{CommId, Rank};
 use prism_engine::prune::materialised;
 use prism_engine::sim::{Peers, SimOptions, Simulation};
+use prism_engine::synthetic::{TransformerStep, flat_profile};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -73,7 +74,7 @@ proptest! {
 
 #[test]
 fn a_straggler_that_is_not_materialised_is_felt() {
-    let step = prism_engine::synthetic::TransformerStep { dp: 16, tp: 8, pp: 2, microbatches: 2, ..Default::default() };
+    let step = TransformerStep { dp: 16, tp: 8, pp: 2, microbatches: 2, ..TransformerStep::default() };
     let graph = Arc::new(step.graph().expect("valid"));
     let kept = materialised(&graph, &(0..8).map(Rank).collect(), &profile());
     let far = (0..graph.world_size()).map(Rank).find(|rank| !kept.contains(rank)).expect("most ranks are pruned");
@@ -86,4 +87,33 @@ fn a_straggler_that_is_not_materialised_is_felt() {
         simulation.report().ranks[0].final_time
     };
     assert!(end_of_rank_0(BTreeMap::from([(far, 2.0)])) > end_of_rank_0(BTreeMap::new()), "rank {far}");
+}
+
+/// Published counts of neighbours: of a job without and with experts, by ring, pipeline and double tree, every rank a node of its
+/// own. Pipelines are interleaved, so that the first stage has messages with the last.
+#[test]
+fn experts_add_their_group_and_nobody_else() {
+    let count = |ranks: u32, tp: u32, pp: u32, ep: u32, sandbox: u32| {
+        let (dp, layers, microbatches) = (ranks / tp / pp, 2, pp);
+        let degrees = TransformerStep { dp, tp, pp, ep, ..TransformerStep::default() };
+        let step = TransformerStep { layers, microbatches, interleave: 2, ..degrees };
+        let sandbox: BTreeSet<Rank> = (0..sandbox).map(Rank).collect();
+        let kept = materialised(&step.graph().expect("valid"), &sandbox, &flat_profile(5_000, 50_000_000_000));
+        (kept.len() - sandbox.len()) as u32
+    };
+    // Ranks, degrees, sandbox; and the published counts without and with the all-to-all of the experts.
+    let rows = [
+        (8_192, 8, 16, 1, 8, 41, 41),
+        (8_192, 8, 8, 8, 8, 41, 89),
+        (8_192, 2, 8, 64, 8, 30, 144),
+        (8_192, 8, 16, 1, 32, 108, 108),
+        (65_536, 2, 8, 64, 32, 90, 180),
+    ];
+    for (ranks, tp, pp, ep, sandbox, without, with) in rows {
+        // The published jobs have a group over the ranks of each model replica as well, and the step has not: one neighbour less for
+        // each replica in the sandbox.
+        let replicas = sandbox / tp;
+        let found = (count(ranks, tp, pp, 1, sandbox), count(ranks, tp, pp, ep, sandbox));
+        assert_eq!(found, (without - replicas, with - replicas), "{ranks} ranks, {tp} x {pp} x {ep}, {sandbox} real");
+    }
 }

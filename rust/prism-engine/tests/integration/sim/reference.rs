@@ -363,13 +363,15 @@ fn communicate(
 }
 
 /// The launch of a message, or of collectives fused into one.
-fn launch(profile: &Profile, members: &[u32], batch: &[Op]) -> SimTime {
+pub(crate) fn launch(profile: &Profile, members: &[u32], batch: &[Op]) -> SimTime {
     let network = &profile.network;
     let ns = match batch[0].kind {
         OpKind::Collective { .. } => {
             let call = call_of(members, batch[0], (batch.len() as u32, batch.iter().map(|op| count_of(op)).sum()));
+            if call.bytes == 0 {
+                return SimTime::ZERO;
+            }
             match collective::choice(&CommShape::new(members, profile), &call).protocol {
-                _ if call.bytes == 0 => 0,
                 Protocol::Simple => network.collective_launch_ns,
                 Protocol::Ll => network.ll.expect("chosen").launch_ns,
                 Protocol::Ll128 => network.ll128.expect("chosen").launch_ns,
@@ -380,7 +382,7 @@ fn launch(profile: &Profile, members: &[u32], batch: &[Op]) -> SimTime {
     SimTime::from_ns(i64::try_from(ns).expect("a launch"))
 }
 
-fn count_of(op: &Op) -> u64 {
+pub(crate) fn count_of(op: &Op) -> u64 {
     match op.kind {
         OpKind::Collective { count, .. } => count,
         _ => 0,
