@@ -72,29 +72,29 @@ pub(crate) struct TileWalk {
 impl TileWalk {
     /// The walk of a call, if it has one.
     pub(crate) fn new(shape: &Arc<CommShape>, call: &CollectiveCall, scratch: &mut Scratch) -> Option<Self> {
+        let form = plan::batch_form(shape, call, scratch)?;
         let is_in_order = (0..).zip(&shape.ring).all(|(at, rank)| at == *rank);
-        Some(Self { form: plan::batch_form(shape, call, scratch)?, is_in_order, shape: Arc::clone(shape) })
+        Some(Self { form, is_in_order, shape: Arc::clone(shape) })
     }
 
     /// Ends of one communicator by group rank; returns the latest.
     pub(crate) fn walk_one(&self, arrivals: &[SimTime], ends: &mut [SimTime]) -> i64 {
-        match &self.form {
-            BatchForm::Ring(ring, launch) if self.is_in_order && arrivals.len() == ends.len() => {
-                if ring.gain <= 0 {
-                    walk_shortest(ring, launch.0, arrivals, ends)
-                } else {
-                    walk_longest(ring, launch.0, arrivals, ends)
-                }
-            }
-            BatchForm::Ring(ring, launch) => {
-                let walk = Walk { ring, launch: launch.0, order: &self.shape.ring, width: 1 };
-                walk.tile::<1, SimTime>(0, arrivals, ends)
-            }
+        let (ring, launch) = match &self.form {
+            BatchForm::Ring(ring, launch) => (ring, launch.0),
             BatchForm::Together(duration) => {
-                let end = arrivals.iter().copied().max().unwrap_or_default() + *duration;
-                ends.fill(end);
-                end.0
+                let last = arrivals.iter().max().map_or(0, |last| last.0) + duration.0;
+                ends.fill(SimTime(last));
+                return last;
             }
+        };
+        if !self.is_in_order || arrivals.len() != ends.len() {
+            let walk = Walk { ring, launch, order: &self.shape.ring, width: 1 };
+            return walk.tile::<1, SimTime>(0, arrivals, ends);
+        }
+        if ring.gain <= 0 {
+            walk_shortest(ring, launch, arrivals, ends)
+        } else {
+            walk_longest(ring, launch, arrivals, ends)
         }
     }
 
@@ -138,10 +138,9 @@ impl TileWalk {
     }
 }
 
-/// Ends over a ring of equal links whose positions are group ranks, where the shortest way from each member wins; returns the
-/// latest.
+/// Ends of one ring of equal links whose positions are group ranks, where the shortest way from each member wins.
 fn walk_shortest(ring: &Uniform, launch: i64, arrivals: &[SimTime], ends: &mut [SimTime]) -> i64 {
-    let Uniform { all, latency, gain, .. } = *ring;
+    let &Uniform { all, latency, gain, .. } = ring;
     let all = all + launch;
     let mut best = arrivals.iter().fold(i64::MIN / 2, |best, arrival| arrival.0.max(best + gain));
     let mut latest = 0;
@@ -156,7 +155,7 @@ fn walk_shortest(ring: &Uniform, launch: i64, arrivals: &[SimTime], ends: &mut [
 
 /// The same where the longest way wins: what is found at position `p` is what reaches position `p + moves`.
 fn walk_longest(ring: &Uniform, launch: i64, arrivals: &[SimTime], ends: &mut [SimTime]) -> i64 {
-    let Uniform { all, latency, gain, moves } = *ring;
+    let &Uniform { all, latency, gain, moves } = ring;
     let (n, all) = (arrivals.len(), all + launch + moves * gain);
     let mut best = arrivals.iter().rev().fold(i64::MIN / 2, |best, arrival| arrival.0.max(best - gain));
     let mut latest = 0;
@@ -172,14 +171,6 @@ fn walk_longest(ring: &Uniform, launch: i64, arrivals: &[SimTime], ends: &mut [S
         }
     }
     latest
-}
-
-/// Time from the last arrival to everybody's end, if that is all that matters for a call.
-pub(crate) fn common_duration(shape: &CommShape, call: &CollectiveCall, scratch: &mut Scratch) -> Option<SimTime> {
-    match plan::batch_form(shape, call, scratch)? {
-        BatchForm::Together(duration) => Some(duration),
-        BatchForm::Ring(..) => None,
-    }
 }
 
 wide! {
@@ -407,8 +398,7 @@ mod tests {
             rings(&ring, 7, &order, width, &arrivals, &mut ends);
             let members: Vec<u32> = (0..size as u32).collect();
             let shape = Arc::new(CommShape::new(&members, &Profile::builtin("h100-sxm").expect("built in")));
-            let form = BatchForm::Ring(ring, SimTime(7));
-            let walk = TileWalk { form, is_in_order: true, shape };
+            let walk = TileWalk { form: BatchForm::Ring(ring, SimTime(7)), is_in_order: true, shape };
             let mut in_order = Vec::new();
             ring.completion(&arrivals[..size].iter().map(|time| time.0).collect::<Vec<_>>(), &mut in_order);
             let mut walked = vec![SimTime::ZERO; size];

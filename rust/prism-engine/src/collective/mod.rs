@@ -45,7 +45,7 @@ mod plan;
 mod protocol;
 mod window;
 
-pub(crate) use batch::{TileWalk, batch_completion, common_duration, least_time};
+pub(crate) use batch::{TileWalk, batch_completion, least_time};
 pub use p2p::{message, message_over};
 pub use plan::{Algorithm, Choice, CollectiveCall, Scratch, choice, completion, launch_time, uniform_cost};
 pub(crate) use plan::{quick_completion, ring_messages, way_of};

@@ -18,10 +18,8 @@ pub(super) const LATEST: i64 = 1 << 60;
 
 /// How a call of communicators of one shape ends.
 enum Form {
-    /// Over a ring of equal links.
-    Ring(TileWalk),
-    /// Everybody so long after the last arrival.
-    Together(i64),
+    /// Over a ring of equal links, or everybody together.
+    Walk(TileWalk),
     Other,
 }
 
@@ -177,11 +175,7 @@ impl Costs {
             return Err(Irregular);
         }
         let scratch = &mut self.scratch;
-        let form = if let Some(time) = collective::common_duration(&shape, &full, scratch) {
-            Form::Together(time.0)
-        } else {
-            TileWalk::new(&shape, &full, scratch).map_or(Form::Other, Form::Ring)
-        };
+        let form = TileWalk::new(&shape, &full, scratch).map_or(Form::Other, Form::Walk);
         let least = collective::least_time(&shape, &full, scratch).0;
         let number = self.known.len() as u32;
         self.known_numbers.insert((shape.id, call), number);
@@ -199,12 +193,7 @@ impl Costs {
     ) -> Result<i64, Irregular> {
         let Known { form, shape, call, least } = &self.known[known as usize];
         let latest = match form {
-            Form::Ring(walk) => walk.walk_one(arrivals, ends),
-            Form::Together(duration) => {
-                let end = arrivals.iter().map(|arrival| arrival.0).max().unwrap_or(0) + duration;
-                ends.fill(SimTime(end));
-                end
-            }
+            Form::Walk(walk) => walk.walk_one(arrivals, ends),
             Form::Other => {
                 let memos = self.memos.entry(comm).or_default();
                 evaluate(shape, call, 1, (arrivals, ends), memos, &mut self.scratch).0
