@@ -104,7 +104,7 @@ pub(super) fn formula(
     };
     let change = shape.changes.as_deref().map_or(LinkChange::NONE, |changes| changes.worst(shape));
     let us = latency + bytes / change.bandwidth_factor;
-    let duration = (us * 1e6).round() as i64 + change.latency.0 - launch.0;
+    let duration = ((us * 1e6).round() as i64).saturating_add(change.latency.0).saturating_sub(launch.0);
     let last = arrivals.iter().copied().max().unwrap_or(0);
     let end = last.saturating_add(duration.max(0));
     out.fill(end);
