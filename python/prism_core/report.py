@@ -254,6 +254,12 @@ def _rank_rows(rank: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     yield f"{name} time", shares or "none"
     for comm in rank["communicators"]:
         yield f"{name} NCCL", f"{comm['calls']} calls, {_mebibytes(comm['bytes'])} among {comm['size']} ranks"
+    counts: dict[str, int] = {}
+    for use in rank.get("tiers", ()):
+        counts[use["tier"]] = counts.get(use["tier"], 0) + use["count"]
+    if counts:
+        payloads = ", ".join(f"{count} {tier}" for tier, count in sorted(counts.items()))
+        yield f"{name} values", f"payloads by tier: {payloads}"
     for call, count in rank["unsupported"].items():
         yield f"{name} unsupported", f"{call} ({count} times)"
     for note, count in rank["notes"].items():
