@@ -258,10 +258,20 @@ def _rank_rows(rank: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     for comm in rank["communicators"]:
         yield f"{name} NCCL", f"{comm['calls']} calls, {_mebibytes(comm['bytes'])} among {comm['size']} ranks"
     yield from _value_rows(name, rank.get("values"))
+    yield from _tier_rows(name, rank.get("tiers", ()))
     for call, count in rank["unsupported"].items():
         yield f"{name} unsupported", f"{call} ({count} times)"
     for note, count in rank["notes"].items():
         yield f"{name} note", f"{note} ({count} times)"
+
+
+def _tier_rows(name: str, uses: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, str]]:
+    """How the payloads of NCCL calls came about."""
+    counts: dict[str, int] = {}
+    for use in uses:
+        counts[use["tier"]] = counts.get(use["tier"], 0) + use["count"]
+    if counts:
+        yield f"{name} payloads", "by tier: " + ", ".join(f"{count} {tier}" for tier, count in sorted(counts.items()))
 
 
 def _value_rows(name: str, values: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:

@@ -217,6 +217,8 @@ def test_rules_from_a_file_and_turns_from_the_command_line(tmp_path: Path) -> No
     ranks = json.loads((tmp_path / "run" / "summary.json").read_text())["ranks"]
     one = {"communicator": 0, "size": 8, "call": "AllReduce", "tier": "T2", "count": 1}
     assert [rank["tiers"] for rank in ranks] == [[one]] * 3
+    said = prism(tmp_path, "report", "run").stdout
+    assert said.count("payloads by tier: 1 T2") == 3, said
 
 
 def call_of(**changes: Any) -> Any:
