@@ -1,4 +1,4 @@
-"""What values cost a program per operator: without them, listed and not run, run on the CPU; CPU time of the thread."""
+"""What values cost per operator, in CPU time: without them, listed and not run, and run on the CPU."""
 
 from __future__ import annotations
 

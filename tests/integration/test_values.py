@@ -311,3 +311,25 @@ def test_a_rule_in_python(torch_program: list[str], prism: Callable[..., Any], t
     assert printed((tmp_path / "job.logs/rank-0.log").read_text())["score"] == [[3.0, 3.0]] * 300
     sites = summary["ranks"][0]["values"]["sites"]
     assert [(site["grade"], site["source"]) for site in sites] == [("provided", "my rule")]
+
+
+MAYBE = """
+    import os, torch
+    model = torch.nn.Linear(8, 8).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(int(os.environ["ITERATIONS"])):
+        model(torch.randn(4, 8, device="cuda")).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_a_sandbox_rank_that_does_not_train_is_an_error(
+    torch_program: list[str], prism: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, graph = write(tmp_path / "program.py", MAYBE), tmp_path / "job.prism"
+    monkeypatch.setenv("ITERATIONS", "2")
+    prism("collect", "--world-size", 1, "-o", graph, "--", sys.executable, program).document  # noqa: B018
+    monkeypatch.setenv("ITERATIONS", "0")
+    outcome = prism("emulate", graph, "--sandbox", 0, "-o", tmp_path / "run", "--", sys.executable, program)
+    assert outcome.error["kind"] == "SessionError"
+    assert "rank 0 ended well without one optimizer step, and the graph has 2 iterations" in outcome.error["message"]

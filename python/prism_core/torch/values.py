@@ -207,7 +207,8 @@ class Router:
         self._calls: dict[int, int] = {}
 
     def __call__(self, logits: Any, owner: Any) -> None:
-        """Fills logits (..., experts) that a router has returned."""
+        """Fills logits (..., experts) that a router has returned; of a distributed tensor, this rank's part."""
+        logits = logits.to_local() if hasattr(logits, "to_local") else logits
         experts = logits.shape[-1]
         tokens = logits.numel() // max(experts, 1)
         if tokens == 0 or experts == 0 or logits.device.type != "cuda":
