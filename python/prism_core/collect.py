@@ -167,7 +167,7 @@ class _Collector:
         return True
 
     def run(self, ranks: Sequence[int]) -> list[Any]:
-        """Runs ranks, each against absent peers in a session of its own; recordings of them and of ranks they needed."""
+        """Runs ranks, each against absent peers in its own session; recordings of them and of ranks they needed."""
         logger.info("running %s of %d ranks", _enumerate(ranks), self._config.world_size)
         with ExitStack() as stack:
             rooms: dict[int, _Room] = {}
