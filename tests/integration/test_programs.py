@@ -39,7 +39,7 @@ def peaks(log: Path) -> list[int]:
     [
         (8, "0,4", 4, ["--tp", "2", "--pp", "2"]),
         (1024, "0,517", 517, ["--tp", "2", "--ep", "4", "--experts", "8", "--capacity", "1.25"]),
-        (8192, "0,5,8191", 8191, ["--tp", "8", "--cp", "2", "--pp", "2", "--vpp", "2", "--distributed-optimizer"]),
+        (1024, "0,5,1023", 1023, ["--tp", "8", "--cp", "2", "--pp", "2", "--vpp", "2", "--distributed-optimizer"]),
     ],
     ids=["dense-1f1b", "moe", "everything"],
 )

@@ -166,6 +166,7 @@ pub(crate) fn info(stream: u32) -> (c_int, u64, Vec<usize>) {
 
 /// Starts to capture a stream.
 pub(crate) fn begin(stream: *const c_void, mode: c_int) -> Outcome {
+    static NEXT: AtomicUsize = AtomicUsize::new(1);
     device::using()?;
     let found = stream::get(stream)?;
     if !(0..=RELAXED).contains(&mode) {
@@ -178,7 +179,6 @@ pub(crate) fn begin(stream: *const c_void, mode: c_int) -> Outcome {
     if is_capturing(found.id) {
         return Err(Error::ILLEGAL_STATE);
     }
-    static NEXT: AtomicUsize = AtomicUsize::new(1);
     let mut captures = captures();
     captures.push(Capture {
         id: NEXT.fetch_add(1, Ordering::Relaxed) as u64,

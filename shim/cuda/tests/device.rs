@@ -229,9 +229,9 @@ fn the_legacy_stream_and_blocking_streams_wait_for_each_other() {
 
 #[test]
 fn a_graph_happens_at_every_launch_and_costs_the_host_one() {
+    use RecordKind as K;
     let (sent, _, stderr) = run("graphs");
     assert_eq!(stderr, "");
-    use RecordKind as K;
     let order = kinds(&sent.records);
     let start = order.iter().position(|kind| *kind == K::Alloc).expect("memory") + 1;
     let launch = [K::Kernel, K::EventRecord, K::EventWait, K::Memcpy, K::Memset, K::EventRecord, K::EventWait];

@@ -35,7 +35,6 @@ extern int cudnnBackendSetAttribute(void *, int, int, int64_t, const void *);
 extern int cudnnBackendGetAttribute(void *, int, int, int64_t, int64_t *, void *);
 extern int cudnnBackendExecute(void *, void *, void *);
 extern void cudnnGetLastErrorString(char *, size_t);
-extern int cuptiSubscribe(void *, void *, void *), cuptiActivityEnable(int);
 
 #define CHECK(condition) do { if (!(condition)) { \
     printf("line %d: %s\n", __LINE__, #condition); exit(1); } } while (0)
@@ -152,6 +151,5 @@ int main(void) {
     blas_lt(R_16BF);
     blas_lt(R_E4M3);
     dnn();
-    CHECK(cuptiSubscribe(0, 0, 0) == 27 && cuptiSubscribe(0, 0, 0) == 27 && cuptiActivityEnable(1) == 27);
     return 0;
 }
