@@ -43,8 +43,8 @@
 use super::compute::Work;
 use crate::graph::op::{DataType, Provenance};
 use crate::units::SimTime;
+use indexmap::IndexMap;
 use serde::Deserialize;
-use std::collections::HashMap;
 
 /// The version of the form described above.
 pub const VERSION: u32 = 1;
@@ -182,10 +182,10 @@ impl Product {
 #[derive(Clone, Debug, Default)]
 pub struct KernelTable {
     /// By plain name, then launch; `None` stands for every launch.
-    kernels: HashMap<String, HashMap<Option<Launch>, Known>>,
+    kernels: IndexMap<String, IndexMap<Option<Launch>, Known>>,
     patterns: Vec<(Pattern, Option<Launch>, Known)>,
-    gemms: HashMap<Product, Known>,
-    operators: HashMap<(String, u64, DataType), Known>,
+    gemms: IndexMap<Product, Known>,
+    operators: IndexMap<(String, u64, DataType), Known>,
     num_rows: usize,
 }
 
@@ -208,7 +208,7 @@ impl Pattern {
 /// The rows that a name may fall under: looked up once per name.
 #[derive(Clone, Debug, Default)]
 pub struct NamedRows {
-    rows: HashMap<Option<Launch>, Known>,
+    rows: IndexMap<Option<Launch>, Known>,
 }
 
 impl KernelTable {
@@ -237,7 +237,7 @@ impl KernelTable {
         let mut table = Self::default();
         for (row, entry) in text.kernel.into_iter().enumerate() {
             let problem = |problem| KernelTableError::Row { table: "kernel", row: row + 1, problem };
-            table.add_kernel(entry, provenance).map_err(problem)?;
+            table.add_kernel(&entry, provenance).map_err(problem)?;
         }
         for (row, entry) in text.gemm.into_iter().enumerate() {
             let problem = |problem| KernelTableError::Row { table: "gemm", row: row + 1, problem };
@@ -253,7 +253,7 @@ impl KernelTable {
         Ok(table)
     }
 
-    fn add_kernel(&mut self, row: KernelRow, provenance: Provenance) -> Result<(), &'static str> {
+    fn add_kernel(&mut self, row: &KernelRow, provenance: Provenance) -> Result<(), &'static str> {
         let known = (time(row.ns)?, provenance);
         let launch = match (row.grid, row.threads) {
             (Some(grid), Some(threads)) => Some((grid, threads)),
