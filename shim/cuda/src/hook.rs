@@ -245,6 +245,7 @@ pub unsafe extern "C" fn prism_provide(address: *mut c_void, data: *const c_char
         }
         // SAFETY: the source is the caller's; the destination lies in one allocation of the device.
         unsafe { std::ptr::copy_nonoverlapping(data.cast::<u8>(), address.cast::<u8>(), bytes) };
+        values::provided(address.addr(), bytes, "told by another rank");
         0
     })
 }

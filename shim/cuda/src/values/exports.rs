@@ -49,6 +49,10 @@ pub extern "C" fn prism_value_grade(pointer: *const c_void, bytes: usize) -> c_i
         if !is_on() || bytes == 0 || !ADDRESSES.contains(&pointer.addr()) {
             return KNOWN;
         }
+        // What is captured runs later, on values that are not there yet: the CPU must not run it now.
+        if crate::capture::is_active() {
+            return UNKNOWN;
+        }
         match known::grade(pointer.addr(), bytes) {
             Grade::Unknown(_) => UNKNOWN,
             Grade::Provided(rule) => rule as c_int,
