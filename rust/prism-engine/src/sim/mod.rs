@@ -24,6 +24,9 @@
 //! alone tile by tile (`chain.rs`), and programs that differ in durations only as one (`alike.rs`). The operations on each time are
 //! the same; [`SimOptions::batches`] turns all of it off.
 //!
+//! *Rank by rank.* Where hardly two ranks have one program, a replay does without roles (`compact/`): the same results, and
+//! nothing explained.
+//!
 //! *Checks.* A complete result that contradicts itself is an error (`invariants.rs`).
 //!
 //! *Iterations of virtual ranks.* Beside live ranks, a virtual rank enters iteration `k` only when the lowest live rank has
