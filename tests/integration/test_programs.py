@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PROGRAMS = ROOT / "tests" / "programs"
 
