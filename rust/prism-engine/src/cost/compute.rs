@@ -68,8 +68,8 @@ pub enum Work {
 const GEMM_TILES: [(u64, u64, f64); 6] =
     [(128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.7)];
 
-/// Parts that the inner products of a multiplication with few tiles are cut into at most, and the least length of a part.
-/// Assumed.
+/// Parts that the inner products of a multiplication with few tiles are cut into at most, and the length that a part takes
+/// the time of at least. Assumed.
 const MOST_SPLITS: u64 = 4;
 const LEAST_SPLIT: u64 = 256;
 
@@ -137,9 +137,11 @@ fn gemm_time(device: &Device, [m, n, k, batch]: [u64; 4], flops_per_s: f64) -> S
         let tiles = m.div_ceil(rows).saturating_mul(n.div_ceil(columns)).saturating_mul(batch);
         let one = |splits: u64| {
             let waves = tiles.saturating_mul(splits).div_ceil(sms) as f64;
-            waves * 2.0 * rows as f64 * columns as f64 * k.div_ceil(splits) as f64 / (rate * share)
+            // A shorter part takes no less time, so that longer products never do either.
+            let part = k.div_ceil(splits).max(LEAST_SPLIT.min(k));
+            waves * 2.0 * rows as f64 * columns as f64 * part as f64 / (rate * share)
         };
-        let is_useful = |splits: &u64| tiles.saturating_mul(*splits) <= sms && k / *splits >= LEAST_SPLIT;
+        let is_useful = |splits: &u64| tiles.saturating_mul(*splits) <= sms;
         let splits = (1..=MOST_SPLITS.ilog2()).map(|doublings| 1 << doublings).filter(is_useful);
         splits.map(one).fold(one(1), f64::min)
     };
