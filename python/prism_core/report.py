@@ -271,7 +271,10 @@ def _tier_rows(name: str, uses: Iterable[Mapping[str, Any]]) -> Iterable[tuple[s
     for use in uses:
         counts[use["tier"]] = counts.get(use["tier"], 0) + use["count"]
     if counts:
-        yield f"{name} values", "payloads by tier: " + ", ".join(f"{count} {tier}" for tier, count in sorted(counts.items()))
+        yield (
+            f"{name} values",
+            "payloads by tier: " + ", ".join(f"{count} {tier}" for tier, count in sorted(counts.items())),
+        )
 
 
 def _value_rows(name: str, values: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:

@@ -71,10 +71,10 @@ pub fn write(timeline: &Timeline, out: &mut impl Write) -> io::Result<()> {
     packet(header(timeline))?;
     for rank in &timeline.ranks {
         let process = Message::default().number(1, pid(*rank)).text(6, &format!("rank {rank}"));
-        packet(descriptor(Message::default().number(1, process_track(*rank)).message(3, &process)))?;
+        packet(descriptor(&Message::default().number(1, process_track(*rank)).message(3, &process)))?;
         let counter = Message::default().number(3, SIZE_BYTES);
         let track = Message::default().number(1, counter_track(*rank)).text(2, "device memory");
-        packet(descriptor(track.number(5, process_track(*rank)).message(8, &counter)))?;
+        packet(descriptor(&track.number(5, process_track(*rank)).message(8, &counter)))?;
     }
     let mut last = None;
     for slice in &timeline.slices {
@@ -82,16 +82,16 @@ pub fn write(timeline: &Timeline, out: &mut impl Write) -> io::Result<()> {
             last = Some((slice.rank, slice.track));
             packet(thread(slice))?;
         }
-        packet(event(slice.start, begin(slice)))?;
-        packet(event(slice.end, Message::default().number(9, END).number(11, track_of(slice))))?;
+        packet(event(slice.start, &begin(slice)))?;
+        packet(event(slice.end, &Message::default().number(9, END).number(11, track_of(slice))))?;
     }
     for mark in &timeline.marks {
         let body = Message::default().number(9, INSTANT).number(11, process_track(mark.rank));
-        packet(event(mark.time, body.number(10, u64::from(mark.name) + 1)))?;
+        packet(event(mark.time, &body.number(10, u64::from(mark.name) + 1)))?;
     }
     for counter in &timeline.counters {
         let body = Message::default().number(9, COUNTER).number(11, counter_track(counter.rank));
-        packet(event(counter.time, body.number(30, counter.bytes)))?;
+        packet(event(counter.time, &body.number(30, counter.bytes)))?;
     }
     Ok(())
 }
@@ -110,13 +110,13 @@ fn header(timeline: &Timeline) -> Message {
     Message::default().number(10, SEQUENCE).number(13, CLEARED | NEEDS_STATE).message(12, &interned)
 }
 
-fn descriptor(track: Message) -> Message {
-    Message::default().number(10, SEQUENCE).message(60, &track)
+fn descriptor(track: &Message) -> Message {
+    Message::default().number(10, SEQUENCE).message(60, track)
 }
 
-fn event(time: SimTime, body: Message) -> Message {
+fn event(time: SimTime, body: &Message) -> Message {
     let time = time.as_ns().max(0) as u64;
-    Message::default().number(8, time).number(10, SEQUENCE).number(13, NEEDS_STATE).message(11, &body)
+    Message::default().number(8, time).number(10, SEQUENCE).number(13, NEEDS_STATE).message(11, body)
 }
 
 fn begin(slice: &Slice) -> Message {
@@ -146,7 +146,7 @@ fn thread(slice: &Slice) -> Message {
     // Threads of different ranks must not have one number.
     let tid = pid(slice.rank) << 20 | number;
     let thread = Message::default().number(1, pid(slice.rank)).number(2, tid).text(5, &name);
-    descriptor(Message::default().number(1, track_of(slice)).number(5, process_track(slice.rank)).message(4, &thread))
+    descriptor(&Message::default().number(1, track_of(slice)).number(5, process_track(slice.rank)).message(4, &thread))
 }
 
 /// Process 0 is the kernel's in Perfetto.
