@@ -15,7 +15,9 @@ only() {  # only CRATE ALLOWED...
 }
 forbid prism-engine pyo3 pyo3-ffi
 only prism-wire libc
-for shim in prism-nccl prism-cuda prism-gpu; do only "$shim" prism-wire prism-callers libc; done
+for shim in prism-nccl prism-gpu; do only "$shim" prism-wire prism-callers libc; done
+# Kernels in PyTorch's libraries are compressed with zstd; ruzstd is plain Rust without dependencies.
+only prism-cuda prism-wire prism-callers libc ruzstd
 only prism-nvml prism-wire libc
 for helper in prism-audit prism-callers; do only "$helper" libc; done
 if grep -rnE 'std::env|println!|eprintln!' rust/prism-engine/src; then
