@@ -154,6 +154,18 @@ def say(check: str, **facts: Any) -> None:
     print(json.dumps({"check": check, **facts}), flush=True)
 
 
+def preloaded(socket: str, world_size: int) -> dict[str, str]:
+    """What a child of a session on the real device finds in its environment."""
+    return {
+        "PRISM_SESSION": socket,
+        "PRISM_RANK": "0",
+        "PRISM_WORLD_SIZE": str(world_size),
+        "PRISM_DEVICE": "real",
+        "LD_PRELOAD": f"{SHIMS / 'libprism_gpu.so'}:{SHIMS / 'libprism_nccl.so'}",
+        "LD_AUDIT": str(SHIMS / "libprism_audit.so"),
+    }
+
+
 def held_streams() -> bool:
     """Runs the child with an engine, and judges what it and the engine say."""
     from prism_core import _native
@@ -161,14 +173,7 @@ def held_streams() -> bool:
     options = {"mode": "collect", "world_size": WORLD, "live": [0], "profile": _native.profile_toml("h100-sxm")}
     engine = _native.Session(json.dumps(options))
     with tempfile.TemporaryDirectory(prefix="prism-") as folder:
-        environment = os.environ | {
-            "PRISM_SESSION": engine.listen(folder),
-            "PRISM_RANK": "0",
-            "PRISM_WORLD_SIZE": str(WORLD),
-            "PRISM_DEVICE": "real",
-            "LD_PRELOAD": f"{SHIMS / 'libprism_gpu.so'}:{SHIMS / 'libprism_nccl.so'}",
-            "LD_AUDIT": str(SHIMS / "libprism_audit.so"),
-        }
+        environment = os.environ | preloaded(engine.listen(folder), WORLD)
         child = [sys.executable, __file__, "on-device"]
         done = subprocess.run(child, env=environment, capture_output=True, text=True, timeout=120)
         (rank,) = json.loads(engine.finish())["ranks"]
@@ -184,6 +189,49 @@ def held_streams() -> bool:
     return good
 
 
+def losses() -> None:
+    """In a child: five steps of DDP in a world of one, which prints every loss as it is."""
+    import torch
+    import torch.distributed as dist
+
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(True)
+    dist.init_process_group("nccl", init_method="tcp://127.0.0.1:29533", rank=0, world_size=1)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU(), torch.nn.Linear(256, 16)).cuda()
+    model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.randn(64, 256, device="cuda")
+    for _ in range(5):
+        loss = model(data).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(loss.item().hex(), flush=True)
+    dist.destroy_process_group()
+
+
+def same_loss() -> bool:
+    """A world of one is the real NCCL's: its losses are those without us, to the bit."""
+    from prism_core import _native
+    from prism_core.real import real_nccl
+
+    child = [sys.executable, __file__, "losses"]
+    base = os.environ | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    plain = subprocess.run(child, env=base, capture_output=True, text=True, timeout=120)
+    options = {"mode": "collect", "world_size": 1, "live": [0], "profile": _native.profile_toml("h100-sxm")}
+    engine = _native.Session(json.dumps(options))
+    with tempfile.TemporaryDirectory(prefix="prism-") as folder:
+        environment = base | preloaded(engine.listen(folder), 1) | {"PRISM_REAL_NCCL": real_nccl() or ""}
+        ours = subprocess.run(child, env=environment, capture_output=True, text=True, timeout=120)
+        engine.finish()
+    good = plain.returncode == ours.returncode == 0 and plain.stdout == ours.stdout != ""
+    result = "passed" if good else "failed"
+    say("loss in a world of one", result=result, plain=plain.stdout.split(), ours=ours.stdout.split())
+    if not good:
+        sys.stderr.write(plain.stderr[-2_000:] + ours.stderr[-2_000:])
+    return good
+
+
 def training() -> bool:
     """DDP and FSDP as rank 0 of 8,192, and one rank's loss with and without us."""
     if importlib.util.find_spec("torch") is None:
@@ -193,7 +241,7 @@ def training() -> bool:
     if subprocess.run(asked, capture_output=True).returncode != 0:
         say("training", result="not run", reason="this PyTorch has no CUDA libraries (slim), or sees no GPU")
         return True
-    prism, good = [sys.executable, "-m", "prism_core.cli"], True
+    prism, good = [sys.executable, "-m", "prism_core.cli"], same_loss()
     program = ["python", "examples/train_gpt.py", "--layers", "4", "--hidden", "512", "--heads", "8", "--seq", "512"]
     program += ["--batch", "4", "--iters", "4"]
     with tempfile.TemporaryDirectory(prefix="prism-") as folder:
@@ -219,5 +267,7 @@ def training() -> bool:
 if __name__ == "__main__":
     if sys.argv[1:] == ["on-device"]:
         on_device()
+    elif sys.argv[1:] == ["losses"]:
+        losses()
     else:
         raise SystemExit(not all([held_streams(), training()]))
