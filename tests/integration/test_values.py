@@ -256,7 +256,10 @@ RECORDED = [128, 0, 64, 64, 100, 28, *[64] * 10]
 def test_tokens_go_to_experts_by_the_rule(
     rules: str, world: int, ranks: str, torch_program: list[str], prism: Callable[..., Any], tmp_path: Path
 ) -> None:
-    write(tmp_path / "megatron/core/transformer/moe/router.py", ROUTER)
+    router = write(tmp_path / "megatron/core/transformer/moe/router.py", ROUTER)
+    # Regular packages come before those of an installed Megatron.
+    for folder in list(router.parents)[:4]:
+        (folder / "__init__.py").touch()
     program, graph = write(tmp_path / "program.py", MIXTURE), tmp_path / "job.prism"
     file = tmp_path / "rules.toml"
     file.write_text(rules)
