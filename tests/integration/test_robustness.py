@@ -42,7 +42,7 @@ class EndlessRun:
             [*map(str, command), "-o", str(self.run), "--", sys.executable, str(program)],
             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
-        self._await("both ranks train", lambda: all("iter 2" in self.log(rank) for rank in (0, 5)), 180)
+        self._await("both ranks train", lambda: all("iter 2" in self.log(rank) for rank in (0, 5)), 60)
         self.pids = {rank: int(self.log(rank).split()[1]) for rank in (0, 5)}
 
     def log(self, rank: int) -> str:
@@ -61,7 +61,7 @@ class EndlessRun:
 
     def finish(self) -> tuple[int, dict[str, Any], dict[str, Any]]:
         """Exit code, error on stdout, and the summary that was kept."""
-        out, _ = self.launcher.communicate(timeout=120)
+        out, _ = self.launcher.communicate(timeout=30)
         return self.launcher.returncode, json.loads(out)["error"], json.loads((self.run / "summary.json").read_text())
 
 
