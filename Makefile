@@ -38,7 +38,7 @@ $(VENV)/.torch: python/prism_core/slim.py $(VENV)/.tools
 .PHONY: plane
 plane: $(VENV)/.plane  ## the value plane, compiled for the venv's torch (without a C++ compiler: said, and left out)
 $(VENV)/.plane: python/prism_core/torch/plane.cpp python/prism_core/torch/values.py $(VENV)/.torch
-	$(PY) python/prism_core/torch/values.py || true
+	$(PY) python/prism_core/torch/values.py
 	touch $@
 
 .PHONY: programs

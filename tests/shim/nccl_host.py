@@ -1,6 +1,7 @@
 """A program on the host device: ``python nccl_host.py CASE RANK RANKS UNIQUE_ID [FOLDER]``, one process per rank.
 
-Plain pointers to numpy arrays, the NULL stream. Every ``case_`` function is a program; it prints ``done`` at its end.
+Plain pointers to numpy arrays, the NULL stream. Every ``case_`` function here and in ``nccl_lifecycle.py`` is a
+program; it prints ``done`` at its end.
 """
 
 from __future__ import annotations
@@ -8,13 +9,30 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-import threading
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+import nccl_lifecycle
 import numpy as np
+from nccl_binding import (
+    ARGUMENT,
+    REMOTE,
+    SUCCESS,
+    USAGE,
+    UniqueId,
+    address,
+    check,
+    fact,
+    init,
+    integer,
+    make_operator,
+    nccl,
+    ok,
+    other_id,
+    pointer,
+    size,
+    split,
+    unique_id,
+)
 from nccl_values import (
     AVG,
     BF16,
@@ -32,111 +50,9 @@ from nccl_values import (
     contribution,
     encode,
     reduced,
-)  # fmt: skip
-
-SUCCESS, CUDA, SYSTEM, INTERNAL, ARGUMENT, USAGE, REMOTE, IN_PROGRESS = range(8)
-address, size, integer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-
-
-class UniqueId(ctypes.Structure):
-    _fields_ = [("internal", ctypes.c_uint8 * 128)]
-
-
-class Config(ctypes.Structure):
-    """``ncclConfig_t`` of 2.18: enough to say non-blocking."""
-
-    _fields_ = [
-        ("size", size), ("magic", ctypes.c_uint), ("version", ctypes.c_uint), ("blocking", integer),
-        ("cga", integer), ("min_ctas", integer), ("max_ctas", integer), ("net", address), ("share", integer),
-        ("pad", integer),
-    ]  # fmt: skip
-
-
-def config(*, blocking: int) -> Config:
-    unset = -(2**31)
-    return Config(48, 0xCAFEBEEF, 21803, blocking, unset, unset, unset, None, unset, 0)
-
-
-nccl = ctypes.CDLL(os.environ["NCCL_UNDER_TEST"])
-nccl.ncclGetLastError.restype = ctypes.c_char_p
-SIGNATURES: dict[str, list[Any]] = {
-    "ncclCommInitRank": [address, integer, UniqueId, integer],
-    "ncclCommInitRankConfig": [address, integer, UniqueId, integer, address],
-    "ncclCommSplit": [address, integer, integer, address, address],
-    "ncclCommShrink": [address, address, integer, address, address, integer],
-    "ncclCommGrow": [address, integer, address, integer, address, address],
-    "ncclCommGetUniqueId": [address, address],
-    "ncclAllReduce": [address, address, size, integer, integer, address, address],
-    "ncclReduce": [address, address, size, integer, integer, integer, address, address],
-    "ncclReduceScatter": [address, address, size, integer, integer, address, address],
-    "ncclAllGather": [address, address, size, integer, address, address],
-    "ncclBroadcast": [address, address, size, integer, integer, address, address],
-    "ncclBcast": [address, size, integer, integer, address, address],
-    "ncclAlltoAll": [address, address, size, integer, address, address],
-    "ncclGather": [address, address, size, integer, integer, address, address],
-    "ncclScatter": [address, address, size, integer, integer, address, address],
-    "ncclSend": [address, size, integer, integer, address, address],
-    "ncclRecv": [address, size, integer, integer, address, address],
-    "ncclRedOpCreatePreMulSum": [address, address, integer, integer, address],
-    "ncclRedOpDestroy": [integer, address],
-    "ncclCommGetAsyncError": [address, address],
-    "ncclCommCount": [address, address],
-    "ncclCommUserRank": [address, address],
-    "ncclCommDestroy": [address],
-    "ncclCommFinalize": [address],
-    "ncclCommAbort": [address],
-    "ncclCommRevoke": [address, integer],
-    "ncclCommMemStats": [address, integer, address],
-    "ncclMemAlloc": [address, size],
-    "ncclMemFree": [address],
-    "ncclGroupSimulateEnd": [address],
-}
-for name, arguments in SIGNATURES.items():
-    getattr(nccl, name).argtypes = arguments
-
-
-def ok(code: int, expected: int = SUCCESS) -> None:
-    assert code == expected, f"{code} instead of {expected}: {nccl.ncclGetLastError(None).decode()}"
-
-
-def unique_id(text: str) -> UniqueId:
-    return UniqueId.from_buffer_copy(bytes.fromhex(text))
-
-
-def fact(call: Any, comm: Any) -> int:
-    value = integer(-7)
-    ok(call(comm, ctypes.byref(value)))
-    return value.value
-
-
-def init(ranks: int, identifier: UniqueId, rank: int) -> ctypes.c_void_p:
-    comm = address()
-    ok(nccl.ncclCommInitRank(ctypes.byref(comm), ranks, identifier, rank))
-    return comm
-
-
-def split(comm: Any, color: int, key: int, expected: int = SUCCESS) -> ctypes.c_void_p:
-    child = address(1)
-    ok(nccl.ncclCommSplit(comm, color, key, ctypes.byref(child), None), expected)
-    return child
-
-
-def other_id(identifier: UniqueId, number: int) -> UniqueId:
-    """Another id that all ranks agree on, as if one of them had made it and told the others."""
-    changed = UniqueId.from_buffer_copy(bytes(identifier))
-    changed.internal[40] = number
-    return changed
-
-
-def pointer(array: np.ndarray, offset: int = 0) -> int:
-    return int(array.ctypes.data) + offset * array.itemsize
-
+)
 
 # --- programs ---------------------------------------------------------------------------------------------------------
-
-
-def check(got: np.ndarray, expected: np.ndarray, what: object) -> None:
-    assert got.dtype == expected.dtype and np.array_equal(got, expected), f"{what}: {got[:8]} instead of {expected[:8]}"
 
 
 def check_reductions(comm: Any, rank: int, n: int, dtype: int, count: int) -> None:
@@ -219,12 +135,6 @@ def case_large(rank: int, n: int, identifier: UniqueId) -> None:
         own = slice(rank * share, (rank + 1) * share)
         check(piece, reduced([part[own] for part in parts], dtype, SUM), ("large reduce-scatter", dtype))
     ok(nccl.ncclCommDestroy(comm))
-
-
-def make_operator(comm: Any, dtype: int, scalar: np.ndarray, *, immediate: bool = True) -> int:
-    op = integer()
-    ok(nccl.ncclRedOpCreatePreMulSum(ctypes.byref(op), pointer(scalar), dtype, int(immediate), comm))
-    return op.value
 
 
 def case_mirrored(rank: int, n: int, identifier: UniqueId) -> None:
@@ -400,182 +310,6 @@ def case_groups(rank: int, n: int, identifier: UniqueId) -> None:
     ok(nccl.ncclAllReduce(pointer(values[0]), pointer(values[0]), 1, INT64, MAX, comms[0], None))
     for comm in comms:
         ok(nccl.ncclCommDestroy(comm))
-
-
-def case_split(rank: int, n: int, identifier: UniqueId) -> None:
-    """Colours, keys and none; the children communicate."""
-    comm = init(n, identifier, rank)
-    half = n // 2
-    child = split(comm, rank // half, -rank)
-    assert fact(nccl.ncclCommUserRank, child) == half - 1 - rank % half
-    assert fact(nccl.ncclCommCount, child) == half
-    value = np.array([rank], np.int64)
-    ok(nccl.ncclAllReduce(pointer(value), pointer(value), 1, INT64, SUM, child, None))
-    check(value, np.array([sum(r for r in range(n) if r // half == rank // half)], np.int64), "half")
-    last = split(comm, -1 if rank == n - 1 else 0, 0)
-    assert (last.value is None) == (rank == n - 1)
-    if last.value is not None:
-        assert (fact(nccl.ncclCommCount, last), fact(nccl.ncclCommUserRank, last)) == (n - 1, rank)
-        gathered, mine = np.zeros(n - 1, np.int32), np.array([rank], np.int32)
-        ok(nccl.ncclAllGather(pointer(mine), pointer(gathered), 1, INT32, last, None))
-        check(gathered, np.arange(n - 1, dtype=np.int32), "without the last")
-        ok(nccl.ncclCommDestroy(last))
-    bad = split(comm, ctypes.c_int(3_000_000_000).value, 0, ARGUMENT)
-    assert bad.value is None
-    alone = split(comm, rank, 0)
-    assert fact(nccl.ncclCommCount, alone) == 1
-    for each in (alone, child, comm):
-        ok(nccl.ncclCommDestroy(each))
-
-
-def poll(comm: Any) -> int:
-    """Waits until the communicator is no longer in progress."""
-    while (state := fact(nccl.ncclCommGetAsyncError, comm)) == IN_PROGRESS:
-        time.sleep(0.002)
-    return state
-
-
-def case_non_blocking(rank: int, n: int, identifier: UniqueId) -> None:
-    comm, wanted = address(), config(blocking=0)
-    value = np.array([rank + 1], np.int64)
-    if rank == 0:
-        time.sleep(0.3)
-    ok(nccl.ncclCommInitRankConfig(ctypes.byref(comm), n, identifier, rank, ctypes.byref(wanted)), IN_PROGRESS)
-    assert comm.value is not None
-    ok(nccl.ncclAllReduce(pointer(value), pointer(value), 1, INT64, SUM, comm, None), ARGUMENT)
-    assert poll(comm) == SUCCESS
-    ok(nccl.ncclAllReduce(pointer(value), pointer(value), 1, INT64, SUM, comm, None), IN_PROGRESS)
-    assert poll(comm) == SUCCESS
-    check(value, np.array([n * (n + 1) // 2], np.int64), "non-blocking all-reduce")
-    if rank == 0:
-        time.sleep(0.3)
-    child = address(1)
-    ok(nccl.ncclCommSplit(comm, rank // (n // 2), -rank, ctypes.byref(child), None), IN_PROGRESS)
-    ok(nccl.ncclAllReduce(pointer(value), pointer(value), 1, INT64, SUM, comm, None), ARGUMENT)
-    assert rank == 0 or child.value is None
-    assert poll(comm) == SUCCESS
-    assert child.value is not None and fact(nccl.ncclCommCount, child) == n // 2
-    assert fact(nccl.ncclCommUserRank, child) == n // 2 - 1 - rank % (n // 2)
-    ok(nccl.ncclCommFinalize(comm), IN_PROGRESS)
-    assert poll(comm) == SUCCESS
-    ok(nccl.ncclCommDestroy(child))
-    ok(nccl.ncclCommDestroy(comm))
-    # Both kinds in one group are refused.
-    one, two = init(n, other_id(identifier, 1), rank), address()
-    other = other_id(identifier, 2)
-    ok(nccl.ncclCommInitRankConfig(ctypes.byref(two), n, other, rank, ctypes.byref(wanted)), IN_PROGRESS)
-    assert poll(two) == SUCCESS
-    ok(nccl.ncclGroupStart())
-    ok(nccl.ncclAllReduce(pointer(value), pointer(value), 1, INT64, SUM, one, None))
-    ok(nccl.ncclAllReduce(pointer(value), pointer(value), 1, INT64, SUM, two, None), ARGUMENT)
-    ok(nccl.ncclGroupEnd(), ARGUMENT)
-    for each in (one, two):
-        ok(nccl.ncclCommDestroy(each))
-
-
-def case_membership(rank: int, n: int, identifier: UniqueId) -> None:
-    """Four ranks; the last is lost, the others go on without it, and a new one joins in its place."""
-    assert n == 4
-    if rank == 3:
-        comm = init(n, identifier, rank)
-        ok(nccl.ncclCommAbort(comm))
-        folder = Path(sys.argv[5])
-        while not (folder / "id").exists():
-            time.sleep(0.005)
-        grown, joining = address(), unique_id((folder / "id").read_text())
-        ok(nccl.ncclCommGrow(None, 4, ctypes.byref(joining), 3, ctypes.byref(grown), None))
-    else:
-        comm = init(n, identifier, rank)
-        value = np.array([1], np.int64)
-        code = nccl.ncclAllReduce(pointer(value), pointer(value), 1, INT64, SUM, comm, None)
-        ok(code, REMOTE)
-        assert fact(nccl.ncclCommGetAsyncError, comm) == REMOTE
-        small, excluded = address(), np.array([3], np.int32)
-        ok(nccl.ncclCommShrink(comm, pointer(excluded), 1, ctypes.byref(small), None, 0), REMOTE)
-        ok(nccl.ncclCommShrink(comm, pointer(excluded), 1, ctypes.byref(small), None, 1))
-        assert (fact(nccl.ncclCommCount, small), fact(nccl.ncclCommUserRank, small)) == (3, rank)
-        value = np.array([10**rank], np.int64)
-        ok(nccl.ncclAllReduce(pointer(value), pointer(value), 1, INT64, SUM, small, None))
-        check(value, np.array([111], np.int64), "after the shrink")
-        made = UniqueId()
-        if rank == 0:
-            ok(nccl.ncclCommGetUniqueId(small, ctypes.byref(made)))
-            ok(nccl.ncclCommGetUniqueId(small, ctypes.byref(UniqueId())), USAGE)
-            draft = Path(sys.argv[5]) / "draft"
-            draft.write_text(bytes(made).hex())
-            draft.rename(Path(sys.argv[5]) / "id")
-        grown = address()
-        ok(nccl.ncclCommGrow(small, 3, None, -1, ctypes.byref(grown), None), ARGUMENT)
-        given = ctypes.byref(made) if rank == 0 else None
-        ok(nccl.ncclCommGrow(small, 4, given, -1, ctypes.byref(grown), None))
-        ok(nccl.ncclCommDestroy(small))
-        ok(nccl.ncclCommAbort(comm))
-    assert (fact(nccl.ncclCommCount, grown), fact(nccl.ncclCommUserRank, grown)) == (4, rank)
-    value = np.array([10**rank], np.int64)
-    ok(nccl.ncclAllReduce(pointer(value), pointer(value), 1, INT64, SUM, grown, None))
-    check(value, np.array([1111], np.int64), "after the growth")
-    # Revoked: no operations, but a shrink.
-    ok(nccl.ncclCommRevoke(grown, 0))
-    ok(nccl.ncclAllReduce(pointer(value), pointer(value), 1, INT64, SUM, grown, None), USAGE)
-    if rank != 0:
-        rest, excluded = address(), np.array([0], np.int32)
-        ok(nccl.ncclCommShrink(grown, pointer(excluded), 1, ctypes.byref(rest), None, 0))
-        assert (fact(nccl.ncclCommCount, rest), fact(nccl.ncclCommUserRank, rest)) == (3, rank - 1)
-        ok(nccl.ncclCommDestroy(rest))
-    ok(nccl.ncclCommDestroy(grown))
-
-
-def aborted_in(blocked: Callable[[], int], comm: Any, end: Callable[[Any], int]) -> None:
-    """A watchdog ends a communicator while the main thread is in a call with it: both come back."""
-    took = []
-
-    def watchdog() -> None:
-        time.sleep(0.2)
-        start = time.monotonic()
-        ok(end(comm))
-        took.append(time.monotonic() - start)
-
-    thread = threading.Thread(target=watchdog)
-    thread.start()
-    code = blocked()
-    thread.join()
-    assert code != SUCCESS, "the peer never came"
-    # Far above what is needed, far below a hang.
-    assert took[0] < 30
-
-
-def case_watchdog(rank: int, n: int, identifier: UniqueId) -> None:
-    """Rank 1 never comes to what rank 0 waits in: initialisation, a collective, a group, a revoked one, a split."""
-    ids = [other_id(identifier, k) for k in range(1, 6)]
-    value = np.zeros(4 << 20, np.float32)
-    if rank == 1:
-        comms = [init(n, one, rank) for one in ids[1:]]
-        folder = Path(sys.argv[5])
-        while not (folder / "over").exists():
-            time.sleep(0.005)
-        for comm in comms:
-            ok(nccl.ncclCommAbort(comm))
-        return
-    comm = address()
-    aborted_in(lambda: int(nccl.ncclCommInitRank(ctypes.byref(comm), n, ids[0], 0)), comm, nccl.ncclCommAbort)
-
-    def all_reduce(comm: Any) -> int:
-        return int(nccl.ncclAllReduce(pointer(value), pointer(value), value.size, F32, SUM, comm, None))
-
-    def group(comm: Any) -> int:
-        ok(nccl.ncclGroupStart())
-        ok(nccl.ncclSend(pointer(value), value.size, F32, 1, comm, None))
-        ok(nccl.ncclRecv(pointer(value), value.size, F32, 1, comm, None))
-        return int(nccl.ncclGroupEnd())
-
-    def in_split(comm: Any) -> int:
-        return int(nccl.ncclCommSplit(comm, 0, 0, ctypes.byref(address()), None))
-
-    ends = [nccl.ncclCommAbort, nccl.ncclCommDestroy, lambda comm: nccl.ncclCommRevoke(comm, 0), nccl.ncclCommAbort]
-    for one, call, end in zip(ids[1:], (all_reduce, group, all_reduce, in_split), ends, strict=True):
-        comm = init(n, one, 0)
-        aborted_in(lambda call=call, comm=comm: call(comm), comm, end)
-    (Path(sys.argv[5]) / "over").touch()
 
 
 def case_mismatch(rank: int, n: int, identifier: UniqueId) -> None:
@@ -776,5 +510,6 @@ def case_memory(rank: int, n: int, identifier: UniqueId) -> None:
 
 if __name__ == "__main__":
     case, own_rank, ranks, text = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    globals()[f"case_{case}"](own_rank, ranks, unique_id(text))
+    program = globals().get(f"case_{case}") or getattr(nccl_lifecycle, f"case_{case}")
+    program(own_rank, ranks, unique_id(text))
     print("done")

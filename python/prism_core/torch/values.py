@@ -40,6 +40,10 @@ class PlaneError(RuntimeError):
     """Why there is no value plane."""
 
 
+class NoCompilerError(PlaneError):
+    """The machine has no C++ compiler."""
+
+
 # The plane's library
 
 
@@ -54,7 +58,8 @@ def compile_plane(torch: Any, cache: Path) -> Path:
     """The compiled plane, which is made if there is none.
 
     Raises:
-        PlaneError: There is no compiler, or it fails.
+        NoCompilerError: There is no compiler.
+        PlaneError: It fails, or the cache cannot be written.
     """
     path = plane_path(torch, cache)
     if path.exists():
@@ -64,7 +69,7 @@ def compile_plane(torch: Any, cache: Path) -> Path:
             return path
         compiler = shutil.which(os.environ.get("CXX") or "g++") or shutil.which("c++")
         if compiler is None:
-            raise PlaneError("there is no C++ compiler (g++)")
+            raise NoCompilerError("there is no C++ compiler (g++)")
         sys.stderr.write(f"prism: compiling the value plane for PyTorch {torch.__version__}, once\n")
         root = Path(torch.__file__).parent
         draft = path.with_suffix(f".{os.getpid()}.draft")
@@ -356,7 +361,7 @@ def load(handle: Any) -> Values | None:
 
 
 def main() -> int:
-    """Compiles the plane for the PyTorch of this interpreter."""
+    """Compiles the plane for the PyTorch of this interpreter; a machine without a C++ compiler goes without it."""
     import torch
 
     folder = os.environ.get(ENV_CACHE) or str(
@@ -366,7 +371,7 @@ def main() -> int:
         path = compile_plane(torch, Path(folder))
     except PlaneError as error:
         sys.stderr.write(f"prism: no value plane: {error}\n")
-        return 1
+        return 0 if isinstance(error, NoCompilerError) else 1
     sys.stdout.write(f"{path}\n")
     return 0
 

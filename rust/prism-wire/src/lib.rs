@@ -55,6 +55,7 @@ compile_error!("prism-wire needs 64-bit little-endian Linux: records cross the p
 
 pub mod control;
 pub mod device;
+pub mod group;
 pub mod message;
 
 pub mod frame;

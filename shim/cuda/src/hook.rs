@@ -6,14 +6,9 @@ use crate::session::HostCost;
 use crate::{capture, clock, device, memory, session, stream, values};
 use prism_wire::control::ControlKind;
 use prism_wire::device::SessionTable;
+use prism_wire::group;
 use prism_wire::message::{MarkerKind, Record, RecordKind, Reply};
-use std::cell::RefCell;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
-
-thread_local! {
-    /// The process group being created, as the hook told.
-    static GROUP: RefCell<Option<CString>> = const { RefCell::new(None) };
-}
+use std::ffi::{CStr, c_char, c_int, c_void};
 
 static TABLE: SessionTable = SessionTable {
     size: size_of::<SessionTable>(),
@@ -169,35 +164,22 @@ unsafe extern "C" fn table_copy(_to: *mut c_void, _from: *const c_void, _bytes: 
 /// `name` must be a C string, `ranks` point to `count` numbers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn prism_note_group(name: *const c_char, ranks: *const u32, count: u32) -> c_int {
-    guard(-1, || {
-        if name.is_null() || (ranks.is_null() && count > 0) {
-            return -1;
-        }
-        // SAFETY: the contract of this function.
-        let (name, ranks) = unsafe {
-            let ranks = if count == 0 { &[][..] } else { std::slice::from_raw_parts(ranks, count as usize) };
-            (CStr::from_ptr(name), ranks)
-        };
-        let mut payload = count.to_le_bytes().to_vec();
-        payload.extend(ranks.iter().flat_map(|rank| rank.to_le_bytes()));
-        payload.extend_from_slice(name.to_bytes());
-        GROUP.set(Some(name.to_owned()));
-        if session::control(ControlKind::Group, &payload).is_ok() { 0 } else { -1 }
-    })
+    // SAFETY: the contract of this function.
+    guard(-1, || unsafe { group::note(name, ranks, count, |kind, payload| session::control(kind, payload).is_ok()) })
 }
 
 /// Name of the process group being created by the calling thread, or null. Valid until the thread's next call of
 /// [`prism_note_group`] or [`prism_clear_group`].
 #[unsafe(no_mangle)]
 pub extern "C" fn prism_current_group() -> *const c_char {
-    guard(std::ptr::null(), || GROUP.with_borrow(|group| group.as_ref().map_or(std::ptr::null(), |name| name.as_ptr())))
+    guard(std::ptr::null(), group::current)
 }
 
 /// The process group has been created. 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn prism_clear_group() -> c_int {
     guard(-1, || {
-        GROUP.set(None);
+        group::clear();
         0
     })
 }

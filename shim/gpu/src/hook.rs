@@ -2,15 +2,9 @@
 
 use crate::guard;
 use crate::session;
-use prism_wire::control::ControlKind;
+use prism_wire::group;
 use prism_wire::message::{MarkerKind, Record, RecordKind};
-use std::cell::RefCell;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
-
-thread_local! {
-    /// The process group being created, as the hook told.
-    static GROUP: RefCell<Option<CString>> = const { RefCell::new(None) };
-}
+use std::ffi::{c_char, c_int, c_void};
 
 /// Tells the engine the members of a process group that is about to be created (global ranks in group-rank order), and
 /// remembers its name as the calling thread's current group. 0, or -1 (no session, engine gone, or refused).
@@ -19,21 +13,11 @@ thread_local! {
 /// `name` must be a C string, `ranks` point to `count` numbers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn prism_note_group(name: *const c_char, ranks: *const u32, count: u32) -> c_int {
-    guard(-1, || {
-        if name.is_null() || (ranks.is_null() && count > 0) {
-            return -1;
-        }
-        // SAFETY: the contract of this function.
-        let (name, ranks) = unsafe {
-            let ranks = if count == 0 { &[][..] } else { std::slice::from_raw_parts(ranks, count as usize) };
-            (CStr::from_ptr(name), ranks)
-        };
-        let mut payload = count.to_le_bytes().to_vec();
-        payload.extend(ranks.iter().flat_map(|rank| rank.to_le_bytes()));
-        payload.extend_from_slice(name.to_bytes());
-        GROUP.set(Some(name.to_owned()));
-        let told = session::get().is_some_and(|session| session.client().control(ControlKind::Group, &payload).is_ok());
-        if told { 0 } else { -1 }
+    // SAFETY: the contract of this function.
+    guard(-1, || unsafe {
+        group::note(name, ranks, count, |kind, payload| {
+            session::get().is_some_and(|session| session.client().control(kind, payload).is_ok())
+        })
     })
 }
 
@@ -41,14 +25,14 @@ pub unsafe extern "C" fn prism_note_group(name: *const c_char, ranks: *const u32
 /// [`prism_note_group`] or [`prism_clear_group`].
 #[unsafe(no_mangle)]
 pub extern "C" fn prism_current_group() -> *const c_char {
-    guard(std::ptr::null(), || GROUP.with_borrow(|group| group.as_ref().map_or(std::ptr::null(), |name| name.as_ptr())))
+    guard(std::ptr::null(), group::current)
 }
 
 /// The process group has been created. 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn prism_clear_group() -> c_int {
     guard(-1, || {
-        GROUP.set(None);
+        group::clear();
         0
     })
 }

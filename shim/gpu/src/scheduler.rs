@@ -16,6 +16,7 @@ use prism_wire::client::Client;
 use prism_wire::message::{Record, RecordKind, ReplyStatus};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::c_void;
+use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -238,14 +239,15 @@ impl Worker {
             }
         }
         let mut soonest = None;
-        let streams: Vec<u32> = self.lanes.keys().copied().collect();
-        for stream in streams {
+        let mut next = self.lanes.keys().next().copied();
+        while let Some(stream) = next {
             while self.step(stream) {}
             let lane = &self.lanes[&stream];
             if !lane.holds.is_empty() {
                 let at = if let State::Due(at) = lane.state { at } else { i64::MAX };
                 soonest = Some(soonest.map_or(at, |other: i64| other.min(at)));
             }
+            next = self.lanes.range((Bound::Excluded(stream), Bound::Unbounded)).next().map(|(stream, _)| *stream);
         }
         soonest
     }

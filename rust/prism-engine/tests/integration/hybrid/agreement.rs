@@ -22,7 +22,7 @@ fn assert_agrees(graph: &Arc<Graph>, live: &[u32], slow: &[(u32, f64)], program:
     assert_eq!(summary.iteration_time_ns, replayed(graph, slow).iteration_time_ns, "live {live:?}");
     let expected: Vec<_> = live.iter().map(|rank| (*rank, ranks[*rank as usize].clone())).collect();
     assert_eq!(live_ranks(&summary), expected);
-    assert!(summary.iteration_time_ns.iter().all(|time| *time > 10_000), "{:?}", summary.iteration_time_ns);
+    assert!(summary.iteration_time_ns.iter().all(|time| *time > 100_000), "{:?}", summary.iteration_time_ns);
     summary.iteration_time_ns
 }
 

@@ -65,7 +65,7 @@ pub(crate) fn gathering(iterations: u32) -> Program {
         let world = player.comm("")?;
         player.training_begin()?;
         for _ in 0..iterations {
-            player.gemm(COMPUTE, "forward", 1024)?;
+            player.gemm(COMPUTE, "forward", 4096)?;
             player.all_reduce(COMPUTE, world, 1 << 18)?;
             end_iteration(player)?;
             player.collective(COMPUTE, world, CollectiveKind::AllGather, 1)?;
