@@ -219,12 +219,20 @@ class RoleFinder:
         return chosen
 
     def _choose(self, ranks: Sequence[int], base: int, preferred: frozenset[int]) -> int:
-        """The typical one of equal ranks: not the first or last of the job, run already, near the base."""
+        """The typical one of equal ranks: not the first or last of the job, run already, near the base.
+
+        Of ranks that the user chose, that should be equal and are not, it is one of the majority: the odd one may be what
+        the user is after.
+        """
         ends = (0, self.world_size - 1)
+        programs = Counter(self.recordings[rank].digest() for rank in ranks if rank in self.recordings)
 
         def cost(rank: int) -> tuple[int, ...]:
             not_run, is_end = rank not in self.recordings, rank in ends
-            first = (is_end, not_run) if self.may_add else (not_run, is_end)
+            if self.may_add:
+                first = (is_end, not_run)
+            else:
+                first = (not_run, 0 if not_run else -programs[self.recordings[rank].digest()], is_end)
             return *first, rank not in preferred, abs(rank - base), rank
 
         return min(ranks, key=cost)

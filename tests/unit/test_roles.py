@@ -113,6 +113,14 @@ def test_an_unexplained_difference_is_an_error_that_names_it() -> None:
         infer(search, [], [])
 
 
+def test_of_chosen_ranks_the_odd_one_stands_for_itself_only() -> None:
+    """Somebody who looks for a mistake of rank 65 names it beside two others: they stand for the rest."""
+    search = finder(128, lambda rank: "mistake" if rank == 65 else "right", num_verified=0)
+    search.may_add = False
+    roles = search.infer([0, 65, 127], 65, lambda _: distinctions(Positions([], 128), 65, [], 8))
+    assert [rank for rank in range(128) if roles.assignment[rank] == 65] == [65]
+
+
 def test_a_small_job_falls_back_to_running_every_rank() -> None:
     search = finder(64, lambda rank: "odd one" if rank == 13 else "ddp", num_verified=61)
     roles = infer(search, [], [])

@@ -92,6 +92,7 @@ fn deadlock(waiting: &[Blocked]) -> Hang {
     let culprits = match kind {
         HangKind::DeadRank => sorted(roots.iter().flat_map(|root| root.dead.iter().copied())),
         HangKind::MissingCall => sorted(roots.iter().flat_map(odd_ones)),
+        HangKind::Cycle => fewest(&roots).unwrap_or_else(|| sorted(roots.iter().map(|root| root.rank))),
         _ => sorted(roots.iter().map(|root| root.rank)),
     };
     let is_message = roots.iter().any(|root| is_message(&root.call));
@@ -118,6 +119,25 @@ fn is_message(call: &str) -> bool {
 fn odd_ones(root: &Blocked) -> Vec<Rank> {
     let gone: Vec<Rank> = root.ended.iter().chain(&root.never).copied().collect();
     if gone.len() > root.waiting.len() { root.waiting.clone() } else { gone }
+}
+
+/// In a circle of waits, each call lacks ranks that wait in the next one. Where one of those sets is smaller than all others
+/// it is them who came another way: one rank with its calls in another order than the rest.
+fn fewest(roots: &[Blocked]) -> Option<Vec<Rank>> {
+    let next = roots.iter().cycle().skip(1);
+    let mut between: Vec<Vec<Rank>> = roots
+        .iter()
+        .zip(next)
+        .map(|(root, next)| {
+            let waiting: BTreeSet<Rank> = next.waiting.iter().copied().collect();
+            sorted(root.missing.iter().copied().filter(|rank| waiting.contains(rank)))
+        })
+        .collect();
+    between.sort_by_key(Vec::len);
+    match &between[..] {
+        [first, second, ..] if !first.is_empty() && first.len() < second.len() => Some(first.clone()),
+        _ => None,
+    }
 }
 
 fn missing_text(roots: &[Blocked]) -> String {

@@ -106,6 +106,18 @@ fn hang_01_both_send_first() {
     assert_eq!(explained(&job(&[together(1), together(0)], &world(2))).hang, None);
 }
 
+/// Not a case of the collection: rank 1 of a group of four reduces over the job first, everybody else over the group.
+#[test]
+fn one_rank_with_its_calls_in_another_order_is_the_one_to_look_at() {
+    let reduce = |slot: u32| call(slot, CollectiveKind::AllReduce, DataType::Float32, 1 << 10);
+    let program = |rank: u32| if rank == 1 { vec![reduce(0), reduce(1)] } else { vec![reduce(1), reduce(0)] };
+    let programs: Vec<_> = (0..16).map(program).collect();
+    let mut comms = world(16);
+    comms.extend((0..4).map(|group| (4 * group..4 * group + 4).collect::<Vec<u32>>()));
+    let found = hang(&job(&programs, &comms));
+    assert_eq!((found.kind, found.culprits), (HangKind::Cycle, vec![Rank(1)]));
+}
+
 const EXPERT: u64 = 4096;
 const ROUTER: u64 = 512;
 

@@ -1,0 +1,62 @@
+"""The examples, run as a user runs them: each has a right answer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+
+EXAMPLES = ROOT / "examples"
+
+
+def output(script: str) -> list[str]:
+    """What an example prints."""
+    command = [sys.executable, str(EXAMPLES / script)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=280).stdout.splitlines()
+
+
+def test_every_example_is_short() -> None:
+    """Programs that are run under `prism` are not meant: they are as long as a training program is."""
+    for script in sorted(EXAMPLES.glob("*.py")):
+        assert script.name == "train_gpt.py" or len(script.read_text().splitlines()) <= 60, script.name
+
+
+def test_thermal_throttling_shows_only_at_full_load(prism: Callable[..., Any]) -> None:
+    trial, nobody, whole, culprit, work = output("thermal_throttling.py")
+    assert trial == "trial run, 64 ranks: 0.674 s a step, 0.674 s with warm air at node 4"
+    assert "no rank holds up the others" in nobody
+    assert whole == "whole job, 8,192 ranks: 2.413 s a step, 2.652 s with warm air at node 512"
+    assert "ranks 4096-4103 hold up the others" in culprit
+    assert work.endswith("gemm")
+
+
+def test_bad_parts_are_named(prism: Callable[..., Any]) -> None:
+    lines = output("bad_parts.py")
+    answers = {line.split(":")[0]: lines[at + 1] for at, line in enumerate(lines) if line[0] == "a"}
+    assert "rank 5000 holds up the others" in answers["a GPU 30 % slower (rank 5000)"]
+    assert "rank 4242 holds up the others" in answers["a network card at half speed (rank 4242)"]
+    assert "time in messages" in answers["a link that flaps (rank 100)"]
+    assert "  communicator 1288 joins ranks [100, 1124]" in lines, (
+        "the two ends of a link have the same right to be named"
+    )
+    assert "rank 777 is dead" in answers["a rank that dies in iteration 2 (rank 777)"]
+    assert next(line for line in lines if "rank 777)" in line).endswith("stands still; look at [777]")
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_hang_that_one_rank_in_thousands_makes(
+    torch_program: list[str], prism: Callable[..., Any], tmp_path: Path
+) -> None:
+    graph = tmp_path / "desync.prism"
+    command = [sys.executable, str(EXAMPLES / "desync.py")]
+    ranks = ["--world-size", 8192, "--ranks", "0,4097,8191", "--verify", 0]
+    prism("collect", *ranks, "-o", graph, "--", *command).document
+    hang = prism("diagnose", graph).document["hang"]
+    assert (hang["kind"], hang["culprits"]) == ("cycle", [4097])
+    assert [root["call"] for root in hang["roots"]] == ["AllReduce", "AllReduce"]
