@@ -221,8 +221,8 @@ class RoleFinder:
     def _choose(self, ranks: Sequence[int], base: int, preferred: frozenset[int]) -> int:
         """The typical one of equal ranks: not the first or last of the job, run already, near the base.
 
-        Of ranks that the user chose, that should be equal and are not, it is one of the majority: the odd one may be what
-        the user is after.
+        Of ranks that the user chose, that should be equal and are not, it is one of the majority: the odd one may be
+        what the user is after.
         """
         ends = (0, self.world_size - 1)
         programs = Counter(self.recordings[rank].digest() for rank in ranks if rank in self.recordings)

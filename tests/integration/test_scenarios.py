@@ -41,9 +41,7 @@ def test_bad_parts_are_named(prism: Callable[..., Any]) -> None:
     assert "rank 5000 holds up the others" in answers["a GPU 30 % slower (rank 5000)"]
     assert "rank 4242 holds up the others" in answers["a network card at half speed (rank 4242)"]
     assert "time in messages" in answers["a link that flaps (rank 100)"]
-    assert "  communicator 1288 joins ranks [100, 1124]" in lines, (
-        "the two ends of a link have the same right to be named"
-    )
+    assert "  communicator 1288 joins ranks [100, 1124]" in lines, "either end of a link may be named"
     assert "rank 777 is dead" in answers["a rank that dies in iteration 2 (rank 777)"]
     assert next(line for line in lines if "rank 777)" in line).endswith("stands still; look at [777]")
 
@@ -56,7 +54,7 @@ def test_a_hang_that_one_rank_in_thousands_makes(
     graph = tmp_path / "desync.prism"
     command = [sys.executable, str(EXAMPLES / "desync.py")]
     ranks = ["--world-size", 8192, "--ranks", "0,4097,8191", "--verify", 0]
-    prism("collect", *ranks, "-o", graph, "--", *command).document
+    assert prism("collect", *ranks, "-o", graph, "--", *command).document["roles"] == 2
     hang = prism("diagnose", graph).document["hang"]
     assert (hang["kind"], hang["culprits"]) == ("cycle", [4097])
     assert [root["call"] for root in hang["roots"]] == ["AllReduce", "AllReduce"]
