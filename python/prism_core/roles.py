@@ -229,9 +229,8 @@ class RoleFinder:
 
         def cost(rank: int) -> tuple[int, ...]:
             not_run, is_end = rank not in self.recordings, rank in ends
-            if self.may_add:
-                first = (is_end, not_run)
-            else:
+            first: tuple[int, ...] = (is_end, not_run)
+            if not self.may_add:
                 first = (not_run, 0 if not_run else -programs[self.recordings[rank].digest()], is_end)
             return *first, rank not in preferred, abs(rank - base), rank
 
