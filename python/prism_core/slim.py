@@ -198,11 +198,17 @@ class Family:
         return re.fullmatch(re.escape(self.stem) + r"\.so(\.\d+)*", soname) is not None
 
 
+CUDNN_PARTS = (
+    "adv", "cnn", "engines_precompiled", "engines_runtime_compiled", "engines_tensor_ir", "ext", "graph", "heuristic", "ops",
+)  # fmt: skip
+
 # Order matters: the first matching pattern owns a symbol that carries no version.
 FAMILIES = (
     Family("libcublasLt", r"cublasLt", 15),
     Family("libcublas", r"cublas", 15),
     Family("libcudnn", r"cudnn", 3000),
+    # Parts of cuDNN: linked by their names, called through the library above.
+    *(Family(f"libcudnn_{part}", r"(?!)", 3000) for part in CUDNN_PARTS),
     Family("libcusparseLt", r"cusparseLt", 10),
     Family("libcusparse", r"cusparse", 10),
     Family("libcusolver", r"cusolver", 9),
@@ -305,6 +311,8 @@ class StandIn:
     functions: dict[str, str | None] = field(default_factory=dict)
     """Name → version node (``None``: referenced without a version)."""
     data: dict[str, str | None] = field(default_factory=dict)
+    companions: list[str] = field(default_factory=list)
+    """SONAMEs of stand-ins beside it that are loaded with it."""
 
     def source(self) -> str:
         """The C source of the library."""
@@ -376,10 +384,13 @@ def _loader_cache() -> frozenset[str]:
     return frozenset(re.findall(r"^\t(\S+) \(", result.stdout, re.MULTILINE))
 
 
-def plan(files: Sequence[Path], ours: frozenset[Path] = frozenset()) -> list[StandIn]:
+def plan(
+    files: Sequence[Path], ours: frozenset[Path] = frozenset(), looked_up: Sequence[Path] = ()
+) -> list[StandIn]:
     """The stand-ins that ``files`` need: every NVIDIA library that is missing, with the symbols used.
 
-    ``ours`` are stand-ins built earlier; they do not count as found.
+    ``ours`` are stand-ins built earlier; they do not count as found. Of the files ``looked_up``, names of functions among
+    their strings count as used, too. A stand-in comes after those it loads.
     """
     elves = [read_elf(path) for path in files]
     cache = _loader_cache()
@@ -396,7 +407,25 @@ def plan(files: Sequence[Path], ours: frozenset[Path] = frozenset()) -> list[Sta
     for elf in elves:
         for symbol in elf.undefined:
             _assign(symbol, missing)
-    return [missing[soname] for soname in sorted(missing)]
+    for path in looked_up:
+        for name in looked_up_names(path):
+            family = next((entry for entry in FAMILIES if re.match(entry.symbols, name)), None)
+            owner = next((item for item in missing.values() if item.family is family), None)
+            if owner is not None:
+                owner.functions.setdefault(name, None)
+    # torch loads the main part of cuDNN; the others are on nobody else's search path.
+    parts = sorted(soname for soname, item in missing.items() if item.family.stem.startswith("libcudnn_"))
+    for item in missing.values():
+        if item.family.stem == "libcudnn":
+            item.companions = parts
+    return sorted(missing.values(), key=lambda item: (bool(item.companions), item.soname))
+
+
+def looked_up_names(path: Path) -> list[str]:
+    """Names of NVIDIA functions among the strings of a file: what it may look up with `dlsym`."""
+    pattern = re.compile(rb"\0((?:cudnn|cublas|cublasLt|nvrtc|cufft|curand)[A-Z][A-Za-z0-9_]{3,80})(?=\0)")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return sorted({match[1].decode("ascii") for match in pattern.finditer(data)})
 
 
 def _assign(symbol: Undefined, missing: dict[str, StandIn]) -> None:
@@ -437,6 +466,9 @@ def _build(stand_in: StandIn, target: Path) -> None:
         script.write_text(stand_in.version_script())
         command = [_compiler(), "-shared", "-fPIC", "-O1", "-w", "-o", str(output), str(source)]
         command += [f"-Wl,-soname,{stand_in.soname}", f"-Wl,--version-script,{script}", "-Wl,-z,noexecstack", "-ldl"]
+        if stand_in.companions:
+            command += ["-Wl,--no-as-needed", "-Wl,-rpath,$ORIGIN", f"-L{target.parent}"]
+            command += [f"-l:{name}" for name in stand_in.companions]
         result = subprocess.run(command, capture_output=True, text=True, check=False, env=_child_environment())
         if result.returncode != 0:
             raise SlimError(f"{stand_in.soname}: the compiler failed:\n{result.stderr[-2000:]}")
@@ -472,16 +504,16 @@ def _is_ours(directory: Path, soname: str, manifest: dict[str, dict[str, str]]) 
     return soname in manifest and path.is_file() and _digest(path.read_bytes()) == manifest[soname]["file"]
 
 
-def build_stand_ins(files: Sequence[Path], directory: Path) -> list[str]:
+def build_stand_ins(files: Sequence[Path], directory: Path, looked_up: Sequence[Path] = ()) -> list[str]:
     """Build in ``directory`` the stand-ins that ``files`` need; returns one line per library saying what was done."""
     manifest = _read_manifest(directory)
     ours = {soname for soname in manifest if _is_ours(directory, soname, manifest)}
     report: list[str] = []
     libraries: dict[str, dict[str, str]] = {soname: manifest[soname] for soname in sorted(ours)}
-    wanted = plan(files, frozenset((directory / soname).resolve() for soname in ours))
+    wanted = plan(files, frozenset((directory / soname).resolve() for soname in ours), looked_up)
     for stand_in in wanted:
         target = directory / stand_in.soname
-        source = _digest((stand_in.source() + stand_in.version_script()).encode())
+        source = _digest("".join([stand_in.source(), stand_in.version_script(), *stand_in.companions]).encode())
         if stand_in.soname in ours and manifest[stand_in.soname]["source"] == source:
             report.append(f"{stand_in.soname}: in place")
             continue
@@ -609,7 +641,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("\n".join(remove_stand_ins(libraries)) or "no stand-ins")
         else:
             files = [*torch_libraries(found[1]), *options.also]
-            print("\n".join(build_stand_ins(files, libraries)) or "nothing is missing")
+            print("\n".join(build_stand_ins(files, libraries, options.also)) or "nothing is missing")
     except (SlimError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -28,6 +28,21 @@ const STAND_INS: [(&[u8], &str); 3] = [
     (b"libnvidia-ml.so", "libprism_nvml.so"),
 ];
 
+/// Names without a version under which clients look for a library with `dlopen` alone: a library that is linked is asked for
+/// by its SONAME, which has one. What the emulated device has of these libraries is in its one file; what it lacks, the
+/// client finds missing by name.
+const LOOKED_UP: [&[u8]; 7] = [
+    b"libcublas.so",
+    b"libcublasLt.so",
+    b"libcudart.so",
+    b"libcudnn.so",
+    b"libcufft.so",
+    b"libcurand.so",
+    b"libnvrtc.so",
+];
+/// Index of the emulated device in [`STAND_INS`].
+const DEVICE: usize = 1;
+
 /// The first part of `struct link_map` (link.h): the object's load address and path.
 #[repr(C)]
 pub struct LinkMap {
@@ -99,7 +114,8 @@ fn base_name(path: &[u8]) -> &[u8] {
 fn stand_in_for(name: &[u8]) -> Option<&'static CStr> {
     static PATHS: [OnceLock<Option<CString>>; STAND_INS.len()] = [const { OnceLock::new() }; STAND_INS.len()];
     let base = base_name(name);
-    let index = STAND_INS.iter().position(|(stem, _)| is_version_of(base, stem))?;
+    let versioned = STAND_INS.iter().position(|(stem, _)| is_version_of(base, stem));
+    let index = versioned.or_else(|| LOOKED_UP.contains(&base).then_some(DEVICE))?;
     if index > 0 && is_device_real() {
         return None;
     }
@@ -134,7 +150,19 @@ fn folder() -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::{base_name, is_our_file, is_version_of};
+    use super::{DEVICE, LOOKED_UP, STAND_INS, base_name, is_our_file, is_version_of, stand_in_for};
+
+    #[test]
+    fn names_without_a_version_lead_to_the_device_and_sonames_do_not() {
+        assert_eq!(STAND_INS[DEVICE].1, "libprism_cuda.so");
+        for name in LOOKED_UP {
+            let path = stand_in_for(name).expect("a stand-in").to_bytes();
+            assert!(path.ends_with(b"/libprism_cuda.so"), "{path:?}");
+            assert_eq!(stand_in_for(&[b"/opt/cuda/lib64/", name].concat()).map(|path| path.to_bytes()), Some(path));
+            assert!(stand_in_for(&[name, b".13"].concat()).is_none());
+        }
+        assert!(stand_in_for(b"libcudnn_graph.so").is_none());
+    }
 
     #[test]
     fn libraries_are_known_by_base_name_with_any_version() {

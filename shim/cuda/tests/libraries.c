@@ -22,6 +22,7 @@ extern int cublasSgemmStridedBatched(void *, int, int, int, int, int, const floa
 extern int cublasSdot_v2(void *, int, const float *, int, const float *, int, float *);
 extern const char *cublasGetStatusString(int);
 extern int cublasLtMatrixLayoutInit_internal(layout_t *, size_t, int, uint64_t, uint64_t, int64_t);
+extern int cublasLtGroupedMatrixLayoutInit_internal(layout_t *, size_t, int, int, const void *, const void *, const void *);
 extern int cublasLtMatmulDescInit_internal(matmul_t *, size_t, int, int);
 extern int cublasLtMatmulDescSetAttribute(matmul_t *, int, const void *, size_t);
 extern int cublasLtMatmulPreferenceInit_internal(preference_t *, size_t);
@@ -35,6 +36,15 @@ extern int cudnnBackendSetAttribute(void *, int, int, int64_t, const void *);
 extern int cudnnBackendGetAttribute(void *, int, int, int64_t, int64_t *, void *);
 extern int cudnnBackendExecute(void *, void *, void *);
 extern void cudnnGetLastErrorString(char *, size_t);
+
+extern int cudaMalloc(void **, size_t), cudaMemset(void *, int, size_t), cudaMemcpy(void *, const void *, size_t, int);
+extern int cusolverDnCreate(void **), cusolverDnSetStream(void *, void *), cusolverDnDestroy(void *);
+extern int cusolverDnSpotrf_bufferSize(void *, int, int, void *, int, int *);
+extern int cusolverDnSpotrf(void *, int, int, void *, int, void *, int, int *);
+extern int cusolverDnXgeqrf_bufferSize(void *, void *, int64_t, int64_t, int, void *, int64_t, int, void *, int, size_t *,
+                                       size_t *);
+extern int cusolverDnXgeqrf(void *, void *, int64_t, int64_t, int, void *, int64_t, int, void *, int, void *, size_t,
+                            void *, size_t, int *);
 
 #define CHECK(condition) do { if (!(condition)) { \
     printf("line %d: %s\n", __LINE__, #condition); exit(1); } } while (0)
@@ -79,6 +89,18 @@ static void blas_lt(int type) {
     CHECK(count == 1 && found.state == 0 && found.workspace == 0);
     CHECK(cublasLtMatmul(0, &matmul, 0, 0, &a, 0, &b, 0, 0, &c, 0, &c, found.algorithm, 0, 0, stream) == 0);
     CHECK(cublasLtMatmul(0, &matmul, 0, 0, &b, 0, &a, 0, 0, &c, 0, &c, found.algorithm, 0, 0, stream) == 7);
+}
+
+/* Groups of matrices whose shapes kernels write: described, and refused by name when they are to be multiplied. */
+static void grouped(void) {
+    matmul_t matmul;
+    layout_t one, group;
+    CHECK(cublasLtMatmulDescInit_internal(&matmul, sizeof matmul, COMPUTE_32F, R_32F) == 0);
+    CHECK(cublasLtMatrixLayoutInit_internal(&one, sizeof one, R_16BF, 8, 8, 8) == 0);
+    CHECK(cublasLtGroupedMatrixLayoutInit_internal(&group, sizeof group, R_16BF, 0, &one, &one, &one) == 7);
+    CHECK(cublasLtGroupedMatrixLayoutInit_internal(&group, 8, R_16BF, 2, &one, &one, &one) == 7);
+    CHECK(cublasLtGroupedMatrixLayoutInit_internal(&group, sizeof group, R_16BF, 2, &one, &one, &one) == 0);
+    CHECK(cublasLtMatmul(0, &matmul, 0, 0, &one, 0, &group, 0, 0, &one, 0, &one, 0, 0, 0, stream) == 15);
 }
 
 static void *descriptor(int kind) {
@@ -145,11 +167,32 @@ static void dnn(void) {
     CHECK(cudnnBackendFinalize(graph) == 3001);
 }
 
+/* A factorisation has a workspace, is one operation, and says on the device that it went well. */
+static void solver(void) {
+    void *handle, *matrix;
+    int *info, elements = -1, status = -1;
+    size_t device = 0, host = 1;
+    CHECK(cudaMalloc(&matrix, 64 * 64 * 4) == 0 && cudaMalloc((void **)&info, 4) == 0);
+    CHECK(cudaMemset(info, 255, 4) == 0);
+    CHECK(cusolverDnCreate(&handle) == 0 && cusolverDnSetStream(handle, stream) == 0);
+    CHECK(cusolverDnSpotrf_bufferSize(handle, 0, 64, matrix, 64, &elements) == 0 && elements == 64 * 32);
+    CHECK(cusolverDnSpotrf(handle, 0, -1, matrix, 64, matrix, elements, info) == 3);
+    CHECK(cusolverDnSpotrf(handle, 0, 64, matrix, 64, matrix, elements, info) == 0);
+    CHECK(cudaMemcpy(&status, info, 4, 2) == 0 && status == 0);
+    CHECK(cusolverDnXgeqrf_bufferSize(handle, 0, 64, 32, R_32F, matrix, 64, R_32F, 0, R_32F, &device, &host) == 0);
+    CHECK(device == 32 * 32 * 4 && host == 0);
+    CHECK(cusolverDnXgeqrf(handle, 0, 64, 32, R_32F, matrix, 64, R_32F, 0, R_32F, 0, device, 0, 0, info) == 0);
+    CHECK(cusolverDnDestroy(handle) == 0);
+    CHECK(cusolverDnSpotrf(handle, 0, 64, matrix, 64, matrix, elements, info) == 1);
+}
+
 int main(void) {
     CHECK(cudaStreamCreateWithFlags(&stream, 1) == 0);
     blas();
     blas_lt(R_16BF);
     blas_lt(R_E4M3);
+    grouped();
     dnn();
+    solver();
     return 0;
 }

@@ -11,6 +11,7 @@
 //! | [`cublaslt`] | cuBLASLt: attribute stores, one heuristic result, matrix products |
 //! | [`cudnn`] | cuDNN: handles, the backend descriptor store, plans that know their work |
 //! | [`cufft`] | cuFFT: plans that remember their transform |
+//! | [`cusolver`] | cuSOLVER: dense factorisations, recorded; their status says success |
 //! | [`cupti`] | CUPTI: activity records in virtual time for a profiler |
 //! | [`nvrtc`] | NVRTC: programs that are not compiled, as kernels do not run |
 //! | [`handles`], [`work`] | opaque handles; records of work |
@@ -20,6 +21,7 @@ mod cublaslt;
 mod cudnn;
 mod cufft;
 pub(crate) mod cupti;
+mod cusolver;
 mod handles;
 mod nvrtc;
 mod work;

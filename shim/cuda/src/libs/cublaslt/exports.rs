@@ -171,6 +171,35 @@ pub unsafe extern "C" fn cublasLtMatrixLayoutInit_internal(
     })
 }
 
+/// Initialises the layout of a group of matrices whose shapes lie in device memory, in the program's own memory.
+///
+/// cuBLAS multiplies such groups on compute capability 10 and later only, and kernels write the shapes: a product of
+/// them is refused by name when it is asked for.
+///
+/// # Safety
+/// `memory` must be null or valid for writes of `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cublasLtGroupedMatrixLayoutInit_internal(
+    memory: *mut c_void,
+    size: usize,
+    cuda_type: c_int,
+    groups: c_int,
+    rows: *const c_void,
+    columns: *const c_void,
+    _leading: *const c_void,
+) -> Status {
+    // SAFETY: the caller's contract.
+    answer(|| unsafe {
+        if groups < 1 || rows.is_null() || columns.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        LAYOUT.initialise(memory, size)?;
+        fill_layout(memory, cuda_type, 0, 0, 0)?;
+        LAYOUT.write(memory, layout::BATCH_COUNT, groups)?;
+        LAYOUT.write(memory, layout::BATCH_MODE, layout::GROUPED)
+    })
+}
+
 /// Creates a description of a product.
 ///
 /// # Safety

@@ -6,6 +6,7 @@ mod fields;
 use super::cublas::gemm::compute_type;
 use super::cublas::{INVALID_VALUE, NOT_SUPPORTED, Status};
 use super::work::{Element, Gemm};
+use crate::unsupported;
 use fields::{Kind, place};
 use prism_wire::message::DataType;
 use std::ffi::{c_int, c_void};
@@ -19,6 +20,9 @@ mod layout {
     pub(super) const COLS: c_int = 3;
     pub(super) const LD: c_int = 4;
     pub(super) const BATCH_COUNT: c_int = 5;
+    pub(super) const BATCH_MODE: c_int = 8;
+    /// A batch mode beside those of the C header: a group of matrices whose shapes lie in device memory.
+    pub(super) const GROUPED: u32 = 0x5052_0001;
 }
 
 /// `cublasLtMatmulDescAttributes_t`.
@@ -112,6 +116,10 @@ impl Matrix {
     unsafe fn read(memory: *const c_void) -> Result<Self, Status> {
         // SAFETY: the caller's contract.
         unsafe {
+            if LAYOUT.read::<u32>(memory, layout::BATCH_MODE)? == layout::GROUPED {
+                unsupported::call("a cuBLASLt product with a grouped layout");
+                return Err(NOT_SUPPORTED);
+            }
             Ok(Self {
                 cuda_type: LAYOUT.read::<u32>(memory, layout::TYPE)? as c_int,
                 rows: LAYOUT.read(memory, layout::ROWS)?,
