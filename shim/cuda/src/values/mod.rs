@@ -17,6 +17,7 @@ mod exports;
 mod fatbin;
 mod hold;
 mod known;
+mod lists;
 mod reads;
 mod signature;
 mod sizes;

@@ -7,6 +7,7 @@
 
 use super::blocks::Blocks;
 use super::fatbin::Parameter;
+use super::lists;
 use super::signature;
 use super::{Arguments, Step};
 use crate::abi::Dim3;
@@ -35,8 +36,12 @@ pub(crate) enum Size {
     },
     /// A concatenation: the numbers of elements of its inputs, at `counts` in parameter 1.
     Concatenation { parameter: Step, counts: u32, most: u32, bytes: u32 },
+    /// PyTorch's lists of tensors, cut into chunks.
+    Lists { parameter: Step, layout: lists::Layout, bytes: u32 },
     /// The blocks of memory behind its pointers.
     Blocks,
+    /// Nothing: its blocks are larger than what it touches of them.
+    Unknown,
 }
 
 /// Which parameters of a kernel are its numbers of elements and which of its types count.
@@ -82,6 +87,9 @@ const RULES: &[Rule] = &[
     elements("cunn_SpatialSoftMaxBackward", &[3, 4, 5], &[0, 1, 2]),
     // The second number is the bytes of a row.
     plain("vectorized_gather_kernel", &[3, 4], 2),
+    // Of each row one element, in a sector of its own, and the index.
+    plain("nll_loss_forward_reduce_cuda_kernel_2d", &[6], 40),
+    plain("nll_loss_backward_reduce_cuda_kernel_2d", &[6], 40),
     elements("embedding_backward_feature_kernel", &[3, 4], &[1, 2, 2]),
     elements("indexSelectLargeIndex", &[5], &[0, 1]),
     elements("fused_dropout_kernel", &[3], &[0, 1, 2]),
@@ -98,6 +106,9 @@ const FIRST: &[(&str, u32, u32)] = &[
     ("elementwise_kernel_with_index", 1, 0),
     ("distribution_elementwise_grid_stride_kernel", 1, 0),
 ];
+
+/// Parts of the names of kernels that touch a part of the blocks they have pointers to, chosen by values.
+const PARTS: &[&str] = &["nll_loss", "gather", "scatter", "index", "Index", "embedding", "grad_weight"];
 
 impl Size {
     /// Of the kernel with this demangled signature.
@@ -143,6 +154,22 @@ impl Size {
             let (counts, bytes) = (most * 16, type_bytes(metadata)?);
             return is_short.then_some(Self::Concatenation { parameter: whole(1)?, counts, most, bytes });
         }
+        if kernel == "multi_tensor_apply_kernel" {
+            let lists = || {
+                let index =
+                    types.iter().position(|text| text.starts_with("at::native::") && text.contains("Metadata<"))?;
+                let layout = lists::Layout::of(types[index], parameters.get(index)?.bytes)?;
+                Some(Self::Lists { parameter: whole(index)?, layout, bytes: lists::bytes_per_element(name)? })
+            };
+            return Some(lists().unwrap_or(Self::Unknown));
+        }
+        // Element-wise kernels: name and grid say as much, to the block, and do not depend on who allocated what.
+        if kernel.ends_with("elementwise_kernel") {
+            return Some(Self::Unknown);
+        }
+        if PARTS.iter().any(|part| kernel.contains(part)) && !RULES.iter().any(|rule| rule.kernel == kernel) {
+            return Some(Self::Unknown);
+        }
         let rule = RULES.iter().find(|rule| rule.kernel == kernel)?;
         let numbers = rule.numbers.iter().map(|index| number(*index)).collect::<Option<_>>()?;
         let tensors = rule.tensors.iter().map(|index| pointee_bytes(types.get(*index)?));
@@ -157,7 +184,14 @@ impl Size {
     #[inline]
     pub(super) unsafe fn bytes(&self, arguments: Arguments, grid: Dim3, block: Dim3) -> u64 {
         match self {
-            Self::Blocks => 0,
+            Self::Blocks | Self::Unknown => 0,
+            Self::Lists { parameter, layout, bytes } => {
+                // SAFETY: the contract of this function.
+                let start = unsafe { arguments.parameter(parameter) }.cast::<u8>();
+                // SAFETY: the parameter has the size of this layout.
+                let elements = if start.is_null() { 0 } else { unsafe { layout.elements(start, grid.x) } };
+                elements.saturating_mul(u64::from(*bytes))
+            }
             Self::Product { numbers, is_row_per_block, bytes } => {
                 let rows = if *is_row_per_block { u64::from(grid.x) } else { 1 };
                 numbers.iter().fold(rows.saturating_mul(u64::from(*bytes)), |product, number| {
@@ -333,7 +367,7 @@ const TYPES: &[(&str, u32)] = &[
 ];
 
 /// Size of the type that a text starts with.
-fn type_bytes(text: &str) -> Option<u32> {
+pub(super) fn type_bytes(text: &str) -> Option<u32> {
     let text = text.trim_start();
     let text = text.strip_prefix("at::native::").unwrap_or(text);
     let text = text.strip_prefix("(anonymous namespace)::").unwrap_or(text);
