@@ -191,7 +191,8 @@ pub(crate) fn registered() -> Vec<(usize, Vec<String>)> {
     modules().iter().map(|module| (module.handle, names(module))).collect()
 }
 
-/// Launches a kernel with arguments: as [`launch`], and what it may write is unknown from here on.
+/// Launches a kernel: it is recorded, not run, with the bytes that its arguments say it moves; what it may write is unknown
+/// from here on.
 ///
 /// # Safety
 /// The arguments must be those of the kernel.
@@ -204,15 +205,6 @@ pub(crate) unsafe fn launch_with(
     stream: *const c_void,
     arguments: Arguments,
 ) -> Outcome {
-    launch(kernel, grid, block, shared, stream)?;
-    // SAFETY: the contract of this function.
-    unsafe { values::launched(kernel, arguments) };
-    Ok(())
-}
-
-/// Launches a kernel: it is recorded, not run.
-#[inline]
-pub(crate) fn launch(kernel: &Kernel, grid: Dim3, block: Dim3, shared: usize, stream: *const c_void) -> Outcome {
     let session = device::using()?;
     let threads = u64::from(block.x) * u64::from(block.y) * u64::from(block.z);
     let is_empty = grid.x == 0 || grid.y == 0 || grid.z == 0;
@@ -230,6 +222,8 @@ pub(crate) fn launch(kernel: &Kernel, grid: Dim3, block: Dim3, shared: usize, st
         a: u64::from(grid.x) | u64::from(grid.y) << 32,
         b: u64::from(grid.z) | threads << 32,
         c: shared as u64,
+        // SAFETY: the contract of this function.
+        d: unsafe { values::launched(kernel, grid, block, arguments) },
         e: name,
         ..Record::default()
     };

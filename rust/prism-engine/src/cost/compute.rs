@@ -1,10 +1,13 @@
 //! Durations of device work that nobody measured.
 //!
 //! Every model is a roofline over the numbers of the [`Profile`]: the larger of arithmetic time and memory time, plus a
-//! constant per kernel; matrix multiplications are cut into tiles and waves. One efficiency per input type is all that published step times can support; finer constants fit
-//! them better and predict worse.
+//! constant per kernel; matrix multiplications are cut into tiles and waves. One efficiency per input type is all that
+//! published step times can support; finer constants fit them better and predict worse. Constants of latencies are in cycles
+//! of the boost clock, because they are alike on V100 and A100, whose traces they were fitted to (`docs/accuracy.md` lists
+//! them), and hardly known elsewhere.
 
 use super::comm::{nanoseconds, share, transfer_time};
+use super::names::Family;
 use crate::graph::op::{ComputeClass, DataType, Provenance};
 use crate::profile::{Device, Profile};
 use crate::units::SimTime;
@@ -68,30 +71,94 @@ pub enum Work {
 const GEMM_TILES: [(u64, u64, f64); 6] =
     [(128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.7)];
 
+/// Cycles from the start of a tile to its first product and from its last to the written result: each wave has them once.
+const TILE_CYCLES: f64 = 4_200.0;
+
+/// Share of the rate that float32 factors multiplied as TF32 reach when their rows are no multiple of 16 bytes long: the
+/// libraries then take kernels that load element by element.
+const UNALIGNED_TF32: f64 = 0.5;
+
 /// Parts that the inner products of a multiplication with few tiles are cut into at most, and the length that a part takes
-/// the time of at least. Assumed.
-const MOST_SPLITS: u64 = 4;
+/// the time of at least.
+const MOST_SPLITS: u64 = 16;
 const LEAST_SPLIT: u64 = 256;
 
 /// Share of the link's bandwidth that a copy from pageable host memory reaches, because the driver stages it through a
 /// pinned buffer. Assumed.
 const PAGEABLE_EFFICIENCY: f64 = 0.35;
 
+/// How kernels that wait for memory behave besides their bytes.
+#[derive(Clone, Copy, Debug)]
+struct Pattern {
+    /// Cycles of a launch that moves nothing.
+    fixed_cycles: f64,
+    /// Bytes per second that one thread has on the way at most: few threads cannot use the bandwidth.
+    thread_bytes_per_s: u64,
+    /// Share that a family reaches of what a stream reaches.
+    efficiency: f64,
+}
+
+/// Of element-wise kernels, copies and everything that reads and writes in order.
+const STREAM: Pattern = Pattern { fixed_cycles: 4_200.0, thread_bytes_per_s: 160_000_000, efficiency: 1.0 };
+/// Of reductions: two steps and many loads of each thread.
+const REDUCTION: Pattern = Pattern { fixed_cycles: 8_500.0, thread_bytes_per_s: 80_000_000, efficiency: 0.91 };
+/// Of norms and softmax: a row is read, reduced and written.
+const ROWS: Pattern = Pattern { fixed_cycles: 8_500.0, thread_bytes_per_s: 40_000_000, efficiency: 0.91 };
+/// Of gathers: an address is loaded before what it points to.
+const GATHER: Pattern = Pattern { fixed_cycles: 8_500.0, thread_bytes_per_s: 20_000_000, efficiency: 1.0 };
+
+/// Share of the time that bytes save that fit into half of the level 2 cache: some of them are there.
+const CACHED_SAVING: f64 = 0.3;
+
+/// Threads that a multiprocessor holds.
+const THREADS_PER_SM: u64 = 2048;
+
+const fn pattern(family: Family) -> Pattern {
+    match family {
+        Family::Reduction => REDUCTION,
+        Family::Normalization | Family::Softmax => ROWS,
+        Family::Embedding => GATHER,
+        _ => STREAM,
+    }
+}
+
+/// Time of a launch of `threads` that moves `bytes`: a constant, and the bytes at the bandwidth of the memory or at that of
+/// the threads, whichever is less.
+fn streaming_time(device: &Device, bytes: u64, threads: u64, pattern: Pattern) -> SimTime {
+    let resident = threads.clamp(1, u64::from(device.sm_count) * THREADS_PER_SM);
+    let memory = share(device.memory_bytes_per_s, device.memory_efficiency * pattern.efficiency);
+    let rate = memory.min(resident.saturating_mul(pattern.thread_bytes_per_s));
+    let saved = (bytes.min(device.l2_bytes / 2) as f64 * CACHED_SAVING) as u64;
+    cycles(device, pattern.fixed_cycles) + transfer_time(bytes - saved, rate)
+}
+
+fn cycles(device: &Device, number: f64) -> SimTime {
+    SimTime::from_secs_f64(number / (f64::from(device.clock_khz) * 1e3))
+}
+
+/// As [`duration_of`], of a kernel whose family is not known.
+#[must_use]
+pub fn duration(profile: &Profile, work: &Work) -> (SimTime, ComputeClass, Provenance) {
+    duration_of(profile, work, Family::Other)
+}
+
 /// Device time of `work` on `profile`'s device, its class for reports, and what the time rests on: a model, or, of a kernel
 /// about which only the launch is known, a guess ([`Provenance::Default`]).
 #[must_use]
-pub fn duration(profile: &Profile, work: &Work) -> (SimTime, ComputeClass, Provenance) {
+pub fn duration_of(profile: &Profile, work: &Work, family: Family) -> (SimTime, ComputeClass, Provenance) {
     let device = &profile.device;
     let (time, class) = match *work {
         Work::Kernel { grid, threads_per_block, bytes } => {
             let blocks = grid.iter().fold(1u64, |product, &side| product.saturating_mul(u64::from(side)));
             let threads = blocks.saturating_mul(u64::from(threads_per_block));
             let bytes = if bytes == 0 { threads.saturating_mul(device.kernel_bytes_per_thread) } else { bytes };
-            (memory_time(device, bytes).max(overhead(device)), ComputeClass::Kernel)
+            (streaming_time(device, bytes, threads, pattern(family)), ComputeClass::Kernel)
         }
         Work::Gemm { m, n, k, batch, input, compute } => {
             let kind = arithmetic_type(input, compute);
-            let rate = device.peak_flops.of(kind) * device.gemm_efficiency.of(kind);
+            let is_aligned = [m, n, k].iter().all(|side| side % 4 == 0);
+            let aligned = if kind == DataType::Tf32 && !is_aligned { UNALIGNED_TF32 } else { 1.0 };
+            let rate = device.peak_flops.of(kind) * device.gemm_efficiency.of(kind) * aligned;
             let bytes = gemm_bytes(m, n, k, batch, input);
             let arithmetic = gemm_time(device, [m, n, k, batch], rate);
             (arithmetic.max(memory_time(device, bytes)) + overhead(device), ComputeClass::Gemm)
@@ -102,9 +169,10 @@ pub fn duration(profile: &Profile, work: &Work) -> (SimTime, ComputeClass, Prove
             (time + overhead(device), ComputeClass::Operator)
         }
         Work::Memcpy { bytes, direction, pinned } => {
-            (copy_time(profile, bytes, direction, pinned).max(overhead(device)), ComputeClass::Memcpy)
+            let least = cycles(device, STREAM.fixed_cycles);
+            (copy_time(profile, bytes, direction, pinned).max(least), ComputeClass::Memcpy)
         }
-        Work::Memset { bytes } => (memory_time(device, bytes).max(overhead(device)), ComputeClass::Memset),
+        Work::Memset { bytes } => (streaming_time(device, bytes, u64::MAX, STREAM), ComputeClass::Memset),
     };
     let is_guess = matches!(work, Work::Kernel { bytes: 0, .. });
     (time, class, if is_guess { Provenance::Default } else { Provenance::Modelled })
@@ -133,13 +201,16 @@ fn arithmetic_type(input: DataType, compute: DataType) -> DataType {
 fn gemm_time(device: &Device, [m, n, k, batch]: [u64; 4], flops_per_s: f64) -> SimTime {
     let sms = u64::from(device.sm_count);
     let rate = flops_per_s / sms as f64;
+    let latency = TILE_CYCLES / (f64::from(device.clock_khz) * 1e3);
     let seconds = |(rows, columns, share): (u64, u64, f64)| {
         let tiles = m.div_ceil(rows).saturating_mul(n.div_ceil(columns)).saturating_mul(batch);
         let one = |splits: u64| {
             let waves = tiles.saturating_mul(splits).div_ceil(sms) as f64;
             // A shorter part takes no less time, so that longer products never do either.
             let part = k.div_ceil(splits).max(LEAST_SPLIT.min(k));
-            waves * 2.0 * rows as f64 * columns as f64 * part as f64 / (rate * share)
+            let products = 2.0 * rows as f64 * columns as f64 * part as f64 / (rate * share);
+            // The parts are summed by another wave.
+            waves * (products + latency) + if splits > 1 { latency } else { 0.0 }
         };
         let is_useful = |splits: &u64| tiles.saturating_mul(*splits) <= sms;
         let splits = (1..=MOST_SPLITS.ilog2()).map(|doublings| 1 << doublings).filter(is_useful);
@@ -159,7 +230,7 @@ fn gemm_bytes(m: u64, n: u64, k: u64, batch: u64, input: DataType) -> u64 {
 fn copy_time(profile: &Profile, bytes: u64, direction: CopyDirection, pinned: bool) -> SimTime {
     match direction {
         // Reads and writes share the memory bus.
-        CopyDirection::DeviceToDevice => memory_time(&profile.device, bytes.saturating_mul(2)),
+        CopyDirection::DeviceToDevice => streaming_time(&profile.device, bytes.saturating_mul(2), u64::MAX, STREAM),
         CopyDirection::HostToDevice | CopyDirection::DeviceToHost if pinned => {
             transfer_time(bytes, profile.node.pcie_bytes_per_s)
         }

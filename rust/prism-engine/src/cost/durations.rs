@@ -1,8 +1,8 @@
 //! The duration of a piece of device work: the first that knows it says it.
 //!
 //! 1. A kernel table ([`super::kernels`]): measured, or imported from a trace.
-//! 2. A model: of the operator by its shape, of a kernel by the bytes it is known to move, or by what its name says of the
-//!    work of a launch ([`super::names`]).
+//! 2. A model: of the operator by its shape, of a kernel by the bytes that its arguments say it moves, or by what its name says
+//!    of the work of a launch ([`super::names`]).
 //! 3. The launch geometry: a guess, marked [`Provenance::Default`].
 
 use super::compute::{self, Work};
@@ -71,20 +71,22 @@ impl Durations {
             _ if table.num_rows() > 0 => table.find(text(), work),
             _ => None,
         };
-        let (modelled, class, provenance) = compute::duration(&self.profile, &by_name(work, named.facts.model));
+        let (modelled, class, provenance) =
+            compute::duration_of(&self.profile, &by_name(work, named.facts.model), family);
         let (duration, provenance) = known.unwrap_or((modelled, provenance));
         Estimate { duration, class, family, provenance }
     }
 }
 
-/// The work of a launch of which no bytes are known, as its name has it.
+/// The work of a launch as its name has it: the bytes of a kernel that works in order are no more than its blocks can move, and
+/// no more than its arguments say.
 fn by_name(work: &Work, model: Option<LaunchModel>) -> Work {
-    let Work::Kernel { grid, threads_per_block, bytes: 0 } = *work else { return *work };
+    let Work::Kernel { grid, threads_per_block, bytes } = *work else { return *work };
     let [x, y, z] = grid.map(u64::from);
     match model {
         Some(LaunchModel::Streaming { bytes_per_block }) => {
-            let bytes = x.saturating_mul(y).saturating_mul(z).saturating_mul(bytes_per_block);
-            Work::Kernel { grid, threads_per_block, bytes }
+            let most = x.saturating_mul(y).saturating_mul(z).saturating_mul(bytes_per_block);
+            Work::Kernel { grid, threads_per_block, bytes: if bytes == 0 { most } else { most.min(bytes) } }
         }
         Some(LaunchModel::Attention { rows_per_block, head_dim, passes, input }) => {
             let rows = x.saturating_mul(rows_per_block);

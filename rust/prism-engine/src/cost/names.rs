@@ -95,6 +95,16 @@ fn family(name: &str) -> Family {
     if name.contains("reduce_kernel") {
         return Family::Reduction;
     }
+    // Generated kernels say their shape first, then the operators fused into them.
+    if name.starts_with("triton_poi_") {
+        return Family::Elementwise;
+    }
+    if name.starts_with("triton_red_") || name.starts_with("triton_per_") {
+        return Family::Reduction;
+    }
+    if name.contains("dropout_kernel") || name.contains("distribution_elementwise") {
+        return Family::Elementwise;
+    }
     let found = FAMILIES.iter().find(|(_, parts)| parts.iter().any(|part| name.contains(part)));
     found.map_or(Family::Other, |(family, _)| *family)
 }
@@ -178,6 +188,8 @@ const CHUNK: u64 = 65_536;
 fn multi_tensor(name: &str) -> Option<LaunchModel> {
     let (_, rest) = name.split_once("multi_tensor_apply_kernel<")?;
     let (_, lists) = rest.split_once("Metadata<")?;
+    // A list of numbers names their type first.
+    let lists = if rest.contains("ScalarListMetadata<") { lists.split_once(", ")?.1 } else { lists };
     let depth = leading_number(lists).filter(|depth| (1..=6).contains(depth))?;
     let is_norm = rest.contains("LpNorm") || rest.contains("L2Norm") || rest.contains("l2norm");
     let written = match () {

@@ -17,17 +17,22 @@ mod exports;
 mod fatbin;
 mod hold;
 mod known;
+mod lists;
 mod reads;
 mod signature;
+mod sizes;
 mod table;
 
 pub(crate) use exports::received;
 pub(crate) use fatbin::Parameter;
 pub(crate) use reads::{flush, read};
 
+use crate::abi::Dim3;
 use crate::kernel::Kernel;
 use crate::memory::ADDRESSES;
+use blocks::Blocks;
 use signature::Access;
+use sizes::{Size, Touched};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -72,8 +77,10 @@ pub(crate) enum Plan {
     Through {
         /// Number of the kernel as a writer.
         writer: u32,
-        /// Parameters that may hold a pointer it writes through.
+        /// Parameters that may hold a pointer it writes through, or that tell its size.
         steps: Box<[Step]>,
+        /// What its bytes follow from.
+        size: Size,
     },
 }
 
@@ -90,14 +97,16 @@ impl Plan {
         let label = signature::label(&signature);
         let accesses = signature::accesses(&signature, parameters.len());
         let steps = parameters.iter().zip(accesses).enumerate();
-        let steps = steps.filter(|(_, (parameter, access))| parameter.bytes >= 8 && *access != Access::Reads);
+        let size = Size::new(&signature, parameters);
+        let counts = |access| size.is_blocks() || access != Access::Reads;
+        let steps = steps.filter(|(_, (parameter, access))| parameter.bytes >= 8 && counts(*access));
         let steps = steps.map(|(index, (parameter, access))| Step {
             index: index as u16,
             offset: parameter.offset,
             words: (parameter.bytes / 8) as u16,
             access,
         });
-        Self::Through { writer: known::number(&label), steps: steps.collect() }
+        Self::Through { writer: known::number(&label), steps: steps.collect(), size }
     }
 }
 
@@ -144,59 +153,101 @@ impl Arguments {
     /// The arguments must be those of a kernel with this parameter.
     #[inline]
     unsafe fn parameter(self, step: &Step) -> *const usize {
+        // SAFETY: the contract of this function.
+        unsafe { self.address(step.index, step.offset, usize::from(step.words) * 8) }.cast()
+    }
+
+    /// Address of the parameter number `index`, `bytes` long, at `offset` in a buffer; null if it is not there.
+    ///
+    /// # Safety
+    /// The arguments must be those of a kernel with this parameter.
+    #[inline]
+    unsafe fn address(self, index: u16, offset: u32, bytes: usize) -> *const u8 {
         match self {
             Self::Each(addresses) if addresses.is_null() => std::ptr::null(),
             // SAFETY: there is an address for each parameter.
-            Self::Each(addresses) => unsafe { addresses.add(usize::from(step.index)).read().cast() },
-            Self::Buffer(start, bytes) => {
-                let end = step.offset as usize + usize::from(step.words) * 8;
-                if start.is_null() || end > bytes {
+            Self::Each(addresses) => unsafe { addresses.add(usize::from(index)).read().cast() },
+            Self::Buffer(start, length) => {
+                if start.is_null() || offset as usize + bytes > length {
                     std::ptr::null()
                 } else {
-                    start.wrapping_add(step.offset as usize).cast()
+                    start.wrapping_add(offset as usize)
                 }
             }
         }
     }
 }
 
-/// A kernel is launched: what it may write is unknown from here on.
+/// A kernel is launched: what it may write is unknown from here on. Returns how many bytes it moves, 0 if that is not known.
 ///
 /// # Safety
 /// The arguments must be those of the kernel.
 #[inline]
-pub(crate) unsafe fn launched(kernel: &Kernel, arguments: Arguments) {
+pub(crate) unsafe fn launched(kernel: &Kernel, grid: Dim3, block: Dim3, arguments: Arguments) -> u64 {
     match kernel.plan.get_or_init(|| Plan::new(&kernel.name, kernel.parameters().as_deref())) {
-        Plan::Off => {}
+        Plan::Off => 0,
         Plan::Anything => {
             if !hold::launch(0) {
                 known::everything_written();
             }
+            0
         }
-        Plan::Through { writer, steps } => {
-            let Some(blocks) = blocks::existing() else { return };
+        Plan::Through { writer, steps, size } => {
             let is_held = hold::launch(*writer);
-            for step in steps {
-                // SAFETY: the contract of this function.
-                let words = unsafe { arguments.parameter(step) };
-                if words.is_null() {
-                    continue;
-                }
-                let mut seen = 0;
-                for index in 0..usize::from(step.words) {
-                    // SAFETY: the parameter is this long; it need not be aligned.
-                    let word = unsafe { words.add(index).read_unaligned() };
-                    if !ADDRESSES.contains(&word) {
-                        continue;
-                    }
-                    seen += 1;
-                    match step.access {
-                        Access::WritesFirst(count) if seen > count => break,
-                        Access::WritesAllButFirst if seen == 1 => {}
-                        _ => hold::written(blocks, word, *writer, is_held),
-                    }
+            let mut touched = size.is_blocks().then(Touched::new);
+            if let Some(blocks) = blocks::existing() {
+                for step in steps {
+                    // SAFETY: the contract of this function.
+                    unsafe { walk(blocks, step, arguments, *writer, is_held, touched.as_mut()) };
                 }
             }
+            match touched {
+                Some(touched) => touched.bytes(grid, block),
+                // SAFETY: the contract of this function.
+                None => unsafe { size.bytes(arguments, grid, block) },
+            }
+        }
+    }
+}
+
+/// Goes through the device pointers in a parameter.
+///
+/// # Safety
+/// The arguments must be those of a kernel with this parameter.
+#[inline]
+unsafe fn walk(
+    blocks: &Blocks,
+    step: &Step,
+    arguments: Arguments,
+    writer: u32,
+    is_held: bool,
+    mut touched: Option<&mut Touched>,
+) {
+    // SAFETY: the contract of this function.
+    let words = unsafe { arguments.parameter(step) };
+    if words.is_null() {
+        return;
+    }
+    let mut seen = 0;
+    for index in 0..usize::from(step.words) {
+        // SAFETY: the parameter is this long; it need not be aligned.
+        let word = unsafe { words.add(index).read_unaligned() };
+        if !ADDRESSES.contains(&word) {
+            continue;
+        }
+        seen += 1;
+        if let Some(touched) = touched.as_deref_mut() {
+            touched.add(blocks, word);
+        }
+        match step.access {
+            Access::Reads => {}
+            Access::WritesFirst(count) if seen > count => {
+                if touched.is_none() {
+                    break;
+                }
+            }
+            Access::WritesAllButFirst if seen == 1 => {}
+            _ => hold::written(blocks, word, writer, is_held),
         }
     }
 }

@@ -76,7 +76,7 @@ pub(super) fn label(signature: &str) -> String {
 }
 
 /// Name (with template arguments) and parameter types of a signature.
-fn split(signature: &str) -> Option<(&str, Vec<&str>)> {
+pub(super) fn split(signature: &str) -> Option<(&str, Vec<&str>)> {
     let inner = signature.strip_suffix(')')?;
     let mut depth = 1;
     let open = inner.char_indices().rev().find(|(_, letter)| {
@@ -107,8 +107,30 @@ fn split(signature: &str) -> Option<(&str, Vec<&str>)> {
     Some((name, types))
 }
 
+/// The template argument number `index` of a list, from the text after its opening bracket on.
+pub(super) fn argument(text: &str, index: usize) -> Option<&str> {
+    let (mut depth, mut start, mut number) = (0, 0, 0);
+    for (at, letter) in text.char_indices() {
+        match letter {
+            '<' | '(' => depth += 1,
+            ',' | '>' if depth == 0 => {
+                if number == index {
+                    return Some(text[start..at].trim());
+                }
+                if letter == '>' {
+                    return None;
+                }
+                (number, start) = (number + 1, at + 1);
+            }
+            '>' | ')' => depth -= 1,
+            _ => {}
+        }
+    }
+    None
+}
+
 /// The name without return type and template arguments.
-fn base(name: &str) -> &str {
+pub(super) fn base(name: &str) -> &str {
     let name = name.strip_prefix("void ").unwrap_or(name);
     name.split('<').next().unwrap_or(name)
 }
