@@ -41,7 +41,7 @@ class Case:
 
     Attributes:
         stages: Pipeline stages by world size: one rank of every stage has to run.
-        period: Ranks that many apart do the same; one of every remainder has to run (places in an expert-parallel group).
+        period: Ranks that many apart do the same (places in an expert-parallel group): one of every remainder runs.
     """
 
     name: str
@@ -115,7 +115,9 @@ def cases() -> list[Case]:
         titan(
             "HSDP TP",
             w8=parallelism(data_parallel_replicate_degree=2, data_parallel_shard_degree=2, tensor_parallel_degree=2),
-            w1024=parallelism(data_parallel_replicate_degree=16, data_parallel_shard_degree=8, tensor_parallel_degree=8),
+            w1024=parallelism(
+                data_parallel_replicate_degree=16, data_parallel_shard_degree=8, tensor_parallel_degree=8
+            ),
             w8192=parallelism(
                 data_parallel_replicate_degree=128, data_parallel_shard_degree=8, tensor_parallel_degree=8
             ),
@@ -189,7 +191,8 @@ def line(row: dict[str, Any]) -> str:
     mib = 1 << 20
     peak = "-" if not peaks else " / ".join(f"{peak / mib:.1f}" for peak in (min(peaks), max(peaks)))
     cells = [
-        row["case"], f"{row['world']:,}", ", ".join(f"{rank:,}" for rank in row["ranks"]), f"{most['cpu_ms'] / 1e3:.1f}",
+        row["case"], f"{row['world']:,}", ", ".join(f"{rank:,}" for rank in row["ranks"]),
+        f"{most['cpu_ms'] / 1e3:.1f}",
         f"{most['rss'] / mib:.0f}", f"{most['private'] / mib:.0f}", peak, f"{row['wall_s']:.0f}",
         ", ".join(misses(row)) or "ok",
     ]  # fmt: skip
@@ -197,7 +200,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 HEAD = (
-    "| program | world | ranks run | CPU s of a rank, most | RSS MiB | private MiB | peak MiB, least / most | wall s | |\n"
+    "| program | world | ranks run | CPU s, most | RSS MiB | private MiB | peak MiB, least / most | wall s | |\n"
     "|---|---|---|---|---|---|---|---|---|"
 )
 
@@ -206,7 +209,9 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Runs what was asked for, one after the other."""
     environment = dict(os.environ)
     extra = [str(folder.resolve()) for folder in options.extra]
-    environment["PYTHONPATH"] = os.pathsep.join([*sys.path[1:2], *filter(None, [environment.get("PYTHONPATH")]), *extra])
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [*sys.path[1:2], *filter(None, [environment.get("PYTHONPATH")]), *extra]
+    )
     sys.path.extend(extra)
     for case in cases():
         if options.only and not any(word in case.name for word in options.only):

@@ -239,8 +239,13 @@ pub extern "C" fn prism_marker(kind: u32, stream: *mut c_void) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn prism_memory_stats(allocated_peak: u64, reserved_peak: u64) -> c_int {
     guard(-1, || {
-        let record =
-            Record { kind: RecordKind::MemoryStats as u16, a: allocated_peak, b: reserved_peak, ..Record::default() };
+        let record = Record {
+            kind: RecordKind::MemoryStats as u16,
+            a: allocated_peak,
+            b: reserved_peak,
+            c: crate::libs::workspaces::total_bytes(),
+            ..Record::default()
+        };
         session::get().ok().and_then(|session| session.append(record, 0).ok()).map_or(-1, |()| 0)
     })
 }

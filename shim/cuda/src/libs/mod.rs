@@ -13,7 +13,7 @@
 //! | [`cufft`] | cuFFT: plans that remember their transform |
 //! | [`cupti`] | CUPTI: activity records in virtual time for a profiler |
 //! | [`nvrtc`] | NVRTC: programs that are not compiled, as kernels do not run |
-//! | [`handles`], [`work`] | opaque handles; records of work |
+//! | [`handles`], [`work`], [`workspaces`] | opaque handles; records of work; memory given to libraries |
 
 mod cublas;
 mod cublaslt;
@@ -23,3 +23,4 @@ pub(crate) mod cupti;
 mod handles;
 mod nvrtc;
 mod work;
+pub(crate) mod workspaces;
