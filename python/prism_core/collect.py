@@ -21,6 +21,8 @@ from prism_core.command import ProgramCommand, check_world_size, parse_command
 from prism_core.config import CollectConfig, Device, parse_device, parse_ranks
 from prism_core.environment import Placement
 from prism_core.errors import ConfigError, SessionError
+from prism_core.fit import META as MEMORY_META
+from prism_core.fit import Card, job_memory, rank_memory, to_meta
 from prism_core.kernels import read_tables
 from prism_core.launch import RankGroup, Seat, await_engine, failure_of, log_path
 from prism_core.nccl import with_environment
@@ -31,6 +33,13 @@ from prism_core.store import RendezvousServer
 from prism_core.values import program_variables, split_notes
 
 logger = logging.getLogger(__name__)
+
+
+#: What a rank's recording tells of its memory.
+_MEMORY_KEYS = (
+    "peak_allocated_bytes", "peak_reserved_bytes", "peak_device_bytes", "workspace_bytes", "nccl_buffer_bytes",
+    "pipeline_stage",
+)  # fmt: skip
 
 
 def collect(config: CollectConfig) -> dict[str, Any]:
@@ -152,6 +161,7 @@ class _Collector:
         self._device = device
         self._program = program
         self._gpus_per_node = device.gpus_per_node
+        self._card = Card.of_profile(device.profile)
         self._kernels = read_tables(config.kernels)
         self._logs = (config.run_folder or config.output.with_suffix(".logs")).absolute()
         self._variables = program_variables(load_value_rules(config.rules), self._logs, strict=config.strict_values)
@@ -278,10 +288,8 @@ class _Collector:
         self._ranks[recording.rank] = {
             "rank": recording.rank,
             "ops": recording.num_ops,
-            **{
-                key: info[key]
-                for key in ("iterations", "peak_allocated_bytes", "peak_reserved_bytes", "tiers", "notes")
-            },
+            **{key: info[key] for key in ("iterations", *_MEMORY_KEYS, "tiers", "notes")},
+            "memory": rank_memory(info, self._card),
             "values": values,
         }
 
@@ -301,6 +309,7 @@ class _Collector:
             "kernels": json.dumps(self._kernels),
             "iterations": str(max(rank["iterations"] for rank in self._ranks.values())),
             META: self._told.to_meta(),
+            MEMORY_META: to_meta(self._job_memory()),
             "profile": self._device.profile,
             "ranks_run": str(num_run),
             "ranks_inferred": str(self._config.world_size - num_run),
@@ -309,6 +318,10 @@ class _Collector:
             "seed": str(self._config.seed),
             "tool_version": tool_version(),
         }
+
+    def _job_memory(self) -> dict[str, Any]:
+        """Whether the job fits, by pipeline stage."""
+        return job_memory([self._ranks[rank] for rank in sorted(self._finder.recordings)], self._card)
 
     def summary(self, roles: Roles) -> dict[str, Any]:
         """What was run and what was inferred."""
@@ -320,6 +333,7 @@ class _Collector:
             "roles": roles.num_roles,
             "role_distinction": roles.distinction,
             "ranks": [self._ranks[rank] for rank in run],
+            "memory": self._job_memory(),
             "store": [note for _, note in sorted(self._store_notes.items())],
             "notes": sorted(self._notes),
             "logs": str(self._logs),

@@ -32,6 +32,8 @@ from prism_core.errors import (
     SessionError,
     error_entry,
 )
+from prism_core.fit import META as MEMORY_META
+from prism_core.fit import Card, from_meta, job_memory, rank_memory
 from prism_core.kernels import read_tables
 from prism_core.launch import GroupResult, RankGroup, Seat, await_engine, failure_of, log_path
 from prism_core.nccl import differences, settings_of_environment, settings_of_profile, with_environment
@@ -65,6 +67,7 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
     recorded = settings_of_profile(graph.meta["profile"]) if "profile" in graph.meta else {}
     profile, nccl_notes = with_environment(device.profile, os.environ)
     device = replace(device, profile=profile)
+    card = Card.of_profile(profile)
     # The program runs with its environment, whatever the model of the network follows.
     nccl_notes += differences(recorded, settings_of_environment(os.environ))
     materialised = graph.materialised_ranks(sandbox, device.profile)
@@ -122,11 +125,14 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(session.finish())
     for rank in found["ranks"]:
         rank["notes"], rank["values"] = split_notes(rank["notes"])
+        rank["memory"] = rank_memory(rank, card)
     failure = _explain(failure, found, graph.meta.get("iterations", ""))
     failure = failure or release_failure(found["ranks"], config.max_release_error_us)
     failure = failure or _idleness(told, found, graph.meta.get("iterations", ""), logs)
     summary = {
         **found,
+        "memory": job_memory(found["ranks"], card),
+        "memory_collected": from_meta(graph.meta.get(MEMORY_META, "")),
         "sandbox": sandbox,
         "materialised_ranks": materialised,
         "slow": slow,

@@ -15,6 +15,7 @@ from prism_core._native import (
 __all__ = [
     "ConfigError",
     "DeadlockError",
+    "DeviceMemoryError",
     "GraphFormatError",
     "InterruptedRunError",
     "MismatchError",
@@ -79,10 +80,22 @@ class RankFailedError(PrismError):
         self.last_op = last_op
 
 
+class DeviceMemoryError(RankFailedError):
+    """A rank's program ran out of device memory: the message names rank, step and op, and has PyTorch's own text.
+
+    Attributes:
+        iteration: The iteration it was in, from 0.
+    """
+
+    def __init__(self, message: str, *, rank: int, returncode: int, last_op: str, iteration: int) -> None:
+        super().__init__(message, rank=rank, returncode=returncode, last_op=last_op)
+        self.iteration = iteration
+
+
 def error_entry(error: Exception) -> dict[str, Any]:
     """The error as it appears in JSON documents."""
     entry: dict[str, Any] = {"kind": type(error).__name__, "message": str(error)}
-    for name in ("rank", "returncode", "last_op"):
+    for name in ("rank", "returncode", "last_op", "iteration"):
         if hasattr(error, name):
             entry[name] = getattr(error, name)
     return entry

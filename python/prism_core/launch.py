@@ -30,6 +30,7 @@ from prism_core.environment import (
 )
 from prism_core.errors import (
     DeadlockError,
+    DeviceMemoryError,
     MismatchError,
     PrismError,
     RankFailedError,
@@ -60,6 +61,10 @@ _VERDICTS: tuple[tuple[type[PrismError], re.Pattern[str]], ...] = (
 _NOT_CAUGHT = re.compile(r"^prism: (.*(?:not emulated|namespace of its own).*)$", re.MULTILINE)
 #: What a process says before it ends with EXIT_UNKNOWN_VALUE (shim/cuda/src/values/reads.rs).
 _UNKNOWN_VALUE = re.compile(r"^prism: (the host reads .*|cannot use the rules .*)$", re.MULTILINE)
+#: PyTorch's text when the emulated card is full.
+_OUT_OF_MEMORY = re.compile(r"^.*?OutOfMemoryError: (CUDA out of memory\. .*)$", re.MULTILINE)
+#: A line of a traceback.
+_FRAME = re.compile(r'^.*?File "([^"]+)", line (\d+), in ', re.MULTILINE)
 HOW_TO_INSTALL_TORCH = "install it with `python -m prism_core.slim`"
 
 
@@ -436,6 +441,8 @@ def _rank_failure(rank: int, result: GroupResult, ranks: dict[int, RankStatus], 
         return ShimError(f"rank {rank} ran without the preloaded libraries: ask `prism doctor` ({path})")
     if _NO_TORCH.search(_read_tail(path)) and not status.connected:
         return TorchMissingError(f"rank {rank} cannot import PyTorch: {HOW_TO_INSTALL_TORCH} ({path})")
+    if (full := _OUT_OF_MEMORY.search(_read_tail(path))) is not None:
+        return _out_of_memory(rank, code, status, full, path)
     where = "before its first op"
     if status.last_op:
         where = f"after {status.iterations} iterations, last op: {status.last_op}"
@@ -443,6 +450,18 @@ def _rank_failure(rank: int, result: GroupResult, ranks: dict[int, RankStatus], 
     if result.uncatchable is not None and not status.connected:
         message += f"; {result.uncatchable}"
     return RankFailedError(message, rank=rank, returncode=code, last_op=status.last_op)
+
+
+def _out_of_memory(rank: int, code: int, status: RankStatus, full: re.Match[str], path: Path) -> DeviceMemoryError:
+    """Names the step, the op before, and the program's line; the rest is PyTorch's."""
+    frames = [f"{file}:{line}" for file, line in _FRAME.findall(full.string[: full.start()])]
+    own = [frame for frame in frames if "-packages" not in frame and not frame.startswith("<")]
+    at = f", at {(own or frames)[-1]}" if frames else ""
+    after = f" after {status.last_op}" if status.last_op else ""
+    return DeviceMemoryError(
+        f"rank {rank} ran out of device memory in iteration {status.iterations}{after}{at}: {full[1]} (output: {path})",
+        rank=rank, returncode=code, last_op=status.last_op, iteration=status.iterations,
+    )  # fmt: skip
 
 
 def _read_tail(path: Path, num_bytes: int = 16 * 1024) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from prism_core.errors import ConfigError
+from prism_core.fit import job_rows, rank_rows
 from prism_core.memory import device_memory
 from prism_core.values import GRADES, site_text
 
@@ -118,12 +119,20 @@ def collect_text(document: Mapping[str, Any]) -> str:
         ("verified on", ", ".join(map(str, document["ranks_verified"])) or "no rank: none was inferred"),
         ("roles", f"{document['roles']}, told apart by {document['role_distinction']}"),
         ("ops", f"{document['ops']:,}"),
-        *(row for rank in document["ranks"] for row in _value_rows(f"rank {rank['rank']}", rank.get("values"))),
+        *(row for rank in document["ranks"] for row in _collected_rank_rows(rank)),
+        *job_rows(document.get("memory")),
         ("took", f"{_seconds(document['wall_ns'])}, largest rank {_mebibytes(document['peak_rank_rss_bytes'])}"),
         *(("note", note) for note in document["notes"]),
         *(("store", f"{note['rule']}: {note['key']}") for note in document["store"]),
     ]
     return _table(rows)
+
+
+def _collected_rank_rows(rank: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    name = f"rank {rank['rank']}"
+    if "memory" in rank:
+        yield f"{name} memory", f"{rank['memory']['verdict']} ({_mebibytes(rank['memory']['total_bytes'])} in all)"
+    yield from _value_rows(name, rank.get("values"))
 
 
 def replay_text(document: Mapping[str, Any]) -> str:
@@ -229,6 +238,9 @@ def _emulate_rows(document: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     yield from _sandbox_rows(document)
     for rank in document["ranks"]:
         yield from _rank_rows(rank)
+    yield from job_rows(document.get("memory"))
+    for what, text in job_rows(document.get("memory_collected")):
+        yield f"{what}, when collected", text
     for note in document["notes"]:
         yield "note", note
     for note in document["store"]:
@@ -251,6 +263,8 @@ def _rank_rows(rank: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     memory = device_memory(rank["peak_reserved_bytes"], sizes, modelled_bytes=rank["nccl_buffer_bytes"])
     for what, text in memory.lines():
         yield f"{name} memory, {what}", text
+    if "memory" in rank:
+        yield from rank_rows(name, rank["memory"])
     yield f"{name} NCCL init", f"{_seconds(rank['nccl_init_ns'])} modelled, in no iteration time"
     shares = ", ".join(f"{kind} {share}" for kind, share in _share_lines(rank["time_by_provenance"]))
     yield f"{name} time", shares or "none"

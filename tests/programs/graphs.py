@@ -21,6 +21,25 @@ def copies_happen_on_replay() -> None:
     assert target.tolist() == [3.0, 4.0], target.tolist()
 
 
+def payloads_come_on_replay() -> None:
+    """What a captured collective receives is of what is there when the graph is launched."""
+    world = dist.get_world_size()
+    count = torch.tensor([3, 5], device="cuda")
+    counts = torch.zeros(2 * world, dtype=torch.int64, device="cuda")
+    dist.all_reduce(count)  # the communicator is made before the capture
+    count.copy_(torch.tensor([3, 5]))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        dist.all_reduce(count)
+        dist.all_gather_into_tensor(counts, count)
+    assert count.tolist() == [3, 5] and not any(counts.tolist()), "a capture does nothing by itself"
+    for sizes in ([3, 5], [7, 1]):
+        count.copy_(torch.tensor(sizes))
+        graph.replay()
+        total = [world * size for size in sizes]
+        assert count.tolist() == total and counts.tolist() == world * total, (count.tolist(), counts.tolist())
+
+
 def wrong_use_is_refused() -> None:
     """What CUDA does not allow while capturing fails here too."""
     stream = torch.cuda.Stream()
@@ -42,6 +61,7 @@ def main() -> None:
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     copies_happen_on_replay()
+    payloads_come_on_replay()
     wrong_use_is_refused()
     layers = [torch.nn.Linear(2048, 2048, bias=False, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
     model = torch.nn.Sequential(*layers)

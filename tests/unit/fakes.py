@@ -107,7 +107,8 @@ class FakeSession:
     def recording(self, rank: int) -> FakeRecording:
         info = {
             "comms": self.comms, "groups": [], "p2p_ordinals": [], "unsupported": {"cudaFoo": 2}, "iterations": 2,
-            "peak_allocated_bytes": 5, "peak_reserved_bytes": 6, "tiers": [], "notes": {},
+            "peak_allocated_bytes": 5, "peak_reserved_bytes": 6, "peak_device_bytes": 6, "workspace_bytes": 1,
+            "nccl_buffer_bytes": 0, "pipeline_stage": None, "tiers": [], "notes": {},
         }  # fmt: skip
         return FakeRecording(rank, type(self).program_of(rank), info)
 
@@ -116,6 +117,7 @@ class FakeSession:
             return {
                 "rank": rank, "iteration_time_ns": [2_000_000, 1_000_000], "peak_allocated_bytes": 1 << 20,
                 "peak_reserved_bytes": 1 << 21, "peak_device_bytes": 1 << 22, "nccl_buffer_bytes": 0,
+                "workspace_bytes": 0,
                 "nccl_init_ns": 0, "iterations": 2,
                 "device_time": None, "time_by_provenance": {"modelled": 3, "default": 1},
                 "communicators": [{"size": 8, "members": [0, 1], "calls": 3, "bytes": 4096}],

@@ -18,7 +18,9 @@ PROGRAM = ["--", "sh", "-c", fakes.CONNECT]
 
 @pytest.fixture
 def graph(monkeypatch: pytest.MonkeyPatch) -> fakes.FakeGraph:
-    graph = fakes.FakeGraph(64, meta={"device": "emulated:h100-sxm", "profile": "[node]\ngpus = 8\n"})
+    graph = fakes.FakeGraph(
+        64, meta={"device": "emulated:h100-sxm", "profile": "[node]\ngpus = 8\n[device]\nmemory_bytes = 85899345920\n"}
+    )
     for module in (importlib.import_module("prism_core.emulate"), cli):
         monkeypatch.setattr(module, "open_graph", lambda path: graph)
     return graph

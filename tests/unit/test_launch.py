@@ -16,12 +16,14 @@ import pytest
 from prism_core import environment, launch
 from prism_core.errors import (
     DeadlockError,
+    DeviceMemoryError,
     MismatchError,
     PrismError,
     RankFailedError,
     SessionError,
     ShimError,
     TorchMissingError,
+    error_entry,
 )
 
 PLACEMENT = environment.Placement(
@@ -219,6 +221,25 @@ def test_a_program_that_cannot_be_preloaded_is_told_before_and_after(
 def test_a_missing_pytorch_says_what_to_install(tmp_path: Path, line: str) -> None:
     _, _, failure = run(f'echo "{line}"; exit 1', tmp_path, [0])
     assert isinstance(failure, TorchMissingError) and "python -m prism_core.slim" in str(failure)
+
+
+@pytest.mark.usefixtures("fake_engine")
+def test_a_full_card_names_rank_step_op_and_line(tmp_path: Path) -> None:
+    text = "CUDA out of memory. Tried to allocate 200.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which"
+    log = [
+        "Traceback (most recent call last):",
+        '  File "/home/me/train.py", line 7, in main',
+        '  File "/venv/lib/python3.11/site-packages/torch/nn/x.py", line 3, in call',
+        f"torch.OutOfMemoryError: {text} 40 GiB is free.",
+    ]
+    script = tmp_path / "log"
+    script.write_text("\n".join(f"[rank3]: {line}" for line in log))
+    _, _, failure = run(f"cat {script}; exit 1", tmp_path, [3])
+    assert isinstance(failure, DeviceMemoryError) and (failure.rank, failure.returncode) == (3, 1)
+    assert f"rank 3 ran out of device memory in iteration {failure.iteration}" in str(failure)
+    assert f", at /home/me/train.py:7: {text} 40 GiB is free." in str(failure)
+    entry = error_entry(failure)
+    assert entry["kind"] == "DeviceMemoryError" and entry["iteration"] == failure.iteration
 
 
 @pytest.mark.usefixtures("fake_engine")

@@ -80,7 +80,9 @@ def test_collect_says_that_a_program_never_called_nccl(tmp_path: Path, fake_engi
 def graph(monkeypatch: pytest.MonkeyPatch) -> fakes.FakeGraph:
     import importlib
 
-    graph = fakes.FakeGraph(64, meta={"device": "emulated:h100-sxm", "profile": "[node]\ngpus = 4\n"})
+    graph = fakes.FakeGraph(
+        64, meta={"device": "emulated:h100-sxm", "profile": "[node]\ngpus = 4\n[device]\nmemory_bytes = 85899345920\n"}
+    )
     monkeypatch.setattr(importlib.import_module("prism_core.emulate"), "open_graph", lambda path: graph)
     return graph
 

@@ -218,6 +218,7 @@ struct Call {
   int grade = KNOWN;
   bool is_small = true;
   bool has_device = false;
+  bool is_fake = false;
   bool is_in_place = false;
   // Tensors that it writes to, in place or as `out`.
   std::vector<at::Tensor> written;
@@ -243,14 +244,18 @@ struct Call {
     for (const at::Tensor& tensor : written) set_unknown(tensor);
   }
 
-  // Looks at the arguments; false if none of them is on the device.
+  // Looks at the arguments; false if none of them is on the device, or they are tensors of Python's making.
   bool look(Kind kind) {
     const auto& formal = op.schema().arguments();
     const auto values = torch::jit::last(*stack, formal.size());
     for (const auto& value : values) {
-      for_each_tensor(value, [&](const at::Tensor& tensor) { has_device |= is_device(tensor); });
+      for_each_tensor(value, [&](const at::Tensor& tensor) {
+        has_device |= is_device(tensor);
+        // A fake tensor has the device's name and no memory: its operators only work out shapes.
+        is_fake |= tensor.defined() && tensor.key_set().has(c10::DispatchKey::Python);
+      });
     }
-    if (!has_device) return false;
+    if (!has_device || is_fake) return false;
     const int64_t limit = most_bytes.load(std::memory_order_relaxed);
     for (size_t i = 0; i < formal.size(); ++i) {
       const auto* information = formal[i].alias_info();

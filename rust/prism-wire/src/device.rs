@@ -71,7 +71,14 @@ pub struct SessionTable {
         is_cancelled: unsafe extern "C" fn(context: *const c_void) -> c_int,
         context: *const c_void,
     ) -> c_int,
+    /// On the emulated device, while the stream with this id is being captured into a CUDA graph: `run(data)` is called at
+    /// every launch, after what was captured before, and `done(data)` once when there will be no more launches. 0 or -1
+    /// (not captured; neither is called). Nothing happens until the capture has ended.
+    pub at_launch: unsafe extern "C" fn(stream: u32, run: Launched, done: Launched, data: *mut c_void) -> c_int,
 }
+
+/// A function that is called with the data it was registered with.
+pub type Launched = unsafe extern "C" fn(data: *mut c_void);
 
 /// What a receive buffer holds ([`SessionTable::received`]): nothing of what its sender sent, so its bytes are stale.
 pub const RECEIVED_NOTHING: c_int = 0;

@@ -50,7 +50,8 @@ pub enum RecordKind {
     Free = 15,
     /// A point of the program. `e` = [`MarkerKind`]; `stream` = the stream whose progress defines the time of the point.
     Marker = 16,
-    /// The program's own allocator: `a` = peak allocated bytes, `b` = peak reserved bytes, since the start of the program.
+    /// The program's own allocator: `a` = peak allocated bytes, `b` = peak reserved bytes, since the start of the program;
+    /// `c` = bytes of workspaces that it gave to libraries.
     MemoryStats = 17,
     /// A collective. `a` = element count (as given to NCCL), `e` = communicator id, `f` = [`CollectiveKind`] |
     /// [`DataType`] << 8 | [`ReduceOp`] << 16, `g` = root group rank (0 where there is none), `h` = group ordinal.

@@ -11,6 +11,7 @@ use crate::abi::{Error, Outcome};
 use crate::memory::Copy2d;
 use crate::session::{HostCost, Session};
 use crate::{device, event, memory, stream};
+use prism_wire::device::Launched;
 use prism_wire::message::{Record, RecordKind};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -73,9 +74,37 @@ impl From<&Copy2d> for Copied {
     }
 }
 
+/// A function of another library that is to be called at every launch.
+pub(crate) struct Call {
+    run: Launched,
+    done: Launched,
+    data: usize,
+}
+
+impl Call {
+    /// # Safety
+    /// `run(data)` may be called by any thread until `done(data)` is called, which happens once, when this is dropped.
+    pub(crate) unsafe fn new(run: Launched, done: Launched, data: *mut c_void) -> Self {
+        Self { run, done, data: data as usize }
+    }
+
+    /// Drops this without calling anything.
+    pub(crate) fn forget(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        // SAFETY: see `new`.
+        unsafe { (self.done)(self.data as *mut c_void) };
+    }
+}
+
 /// One step of a launch.
-#[derive(Clone, Copy)]
 enum Step {
+    /// Another library does something with the bytes of what came before.
+    Call(Call),
     /// A node.
     Operation { record: Record, effect: Effect },
     /// The end of an NCCL group.
@@ -305,6 +334,18 @@ pub(crate) fn take_host(stream: u32, function: HostCall) -> bool {
     true
 }
 
+/// Keeps a call that follows an operation on a capturing stream; gives it back if the stream is not captured.
+pub(crate) fn take_call(stream: u32, call: Call) -> Result<(), Call> {
+    let mut captures = captures();
+    match captures.iter_mut().find(|capture| capture.streams.contains_key(&stream)) {
+        Some(capture) => {
+            capture.graph.steps.push(Step::Call(call));
+            Ok(())
+        }
+        None => Err(call),
+    }
+}
+
 /// Keeps the record of an event on a capturing stream; `false` if the stream is not captured. An external record happens
 /// on every launch; any other only orders the streams of the capture.
 pub(crate) fn take_event_record(event: u32, stream: u32, is_external: bool) -> bool {
@@ -389,6 +430,13 @@ impl Executable {
         Self { graph, streams: BTreeMap::new(), events: BTreeMap::new() }
     }
 
+    /// Are there kernels in it, whose results are not known?
+    pub(crate) fn computes(&self) -> bool {
+        let kinds = [RecordKind::Kernel, RecordKind::Gemm, RecordKind::Operator];
+        let is_kernel = |step: &Step| matches!(step, Step::Operation { record, effect: Effect::None } if kinds.iter().any(|kind| record.kind == *kind as u16));
+        self.graph.steps.iter().any(is_kernel)
+    }
+
     /// Exchanges the arguments of the nodes; `false` if the graphs differ in more than that.
     pub(crate) fn update(&mut self, graph: Arc<Graph>) -> bool {
         let is_like = self.graph.is_like(&graph);
@@ -405,6 +453,8 @@ impl Executable {
         let graph = Arc::clone(&self.graph);
         for step in &graph.steps {
             match *step {
+                // SAFETY: the promise of whoever gave it (`Call::new`).
+                Step::Call(ref call) => unsafe { (call.run)(call.data as *mut c_void) },
                 Step::Operation { mut record, effect } => {
                     record.stream = self.stream(record.stream, stream);
                     run(session, &record, effect)?;

@@ -6,7 +6,8 @@
 //!
 //! Other threads (a watchdog, a data loader's pinning thread) read the same clock. So that their timed waits can end
 //! although they may not move it, each has a floor of its own: a wait that has run out (see [`crate::handoff`]) lifts the
-//! thread's floor to its deadline, and the thread reads the later of the two.
+//! thread's floor to its deadline, and the thread reads the later of the two. A driver has such a floor at the end of the
+//! process only ([`waited_alone`]).
 //!
 //! The clocks of libc (see [`crate::interpose`]) are the virtual clock plus what they showed when the session was made.
 
@@ -122,7 +123,7 @@ pub(crate) fn read() -> i64 {
     let cost = READ_COST.load(Ordering::Relaxed);
     if is_driver() {
         let is_free = READS.fetch_add(1, Ordering::Relaxed) < FREE_READS;
-        if is_free { now() } else { charge(cost) }
+        if is_free { now() } else { charge(cost) }.max(FLOOR.get())
     } else {
         let time = now().max(FLOOR.get() + cost);
         FLOOR.set(time);
@@ -152,7 +153,7 @@ pub(crate) fn forget_reads() {
 
 /// The time the calling thread believes it is, without the cost of a reading.
 pub(crate) fn thread_now() -> i64 {
-    if is_driver() { now() } else { now().max(FLOOR.get()) }
+    now().max(FLOOR.get())
 }
 
 /// A wait of the calling thread for time `ns` has ended: it is at least that late for the thread.
@@ -162,4 +163,9 @@ pub(crate) fn waited_until(ns: i64) {
     } else {
         FLOOR.set(FLOOR.get().max(ns));
     }
+}
+
+/// The same, but the clock of the process stays where it is, whoever waited.
+pub(crate) fn waited_alone(ns: i64) {
+    FLOOR.set(FLOOR.get().max(ns));
 }

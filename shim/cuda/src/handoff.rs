@@ -6,11 +6,15 @@
 //! launch, copy or synchronisation, hands over: it wakes the waiting thread and stands still until that waits again.
 //! Deadlines are rounded up to a grid, so that the microseconds by which a thread starts sooner or later do not count.
 //!
-//! Two valves keep this from holding a program up: the driving thread stands still for [`PATIENCE`] at most, and while all
-//! threads that drive the device are asleep (they wait for a peer, or for the very thread that waits here), waits run out
-//! in real time. A thread that waits for the engine's answer does not count as asleep: time stands still until it comes.
+//! How fast the machine is does not count: the driving thread stands still until the other one waits again, or sleeps for
+//! another reason while nobody else of the process does anything, and one that waits for the engine's answer does neither.
+//! Two valves keep this from holding a program up, and are made so that a busy machine does not open them: the driving
+//! thread stands still for [`PATIENCE`] at most, which is said, and while all threads that drive the device are asleep (they
+//! wait for the very thread that waits here), waits run out in as much real time. Sleep in a call on a descriptor is a wait
+//! for another process, which may be slow: then waits only begin to run out after [`ELSEWHERE`].
 
 use crate::{clock, real, session};
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,12 +22,20 @@ use std::time::Duration;
 
 /// Deadlines are rounded up to a multiple of this.
 const GRID_NS: i64 = 10_000_000;
-/// Real time for which a driving thread stands still for one background thread at most.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// Real time for which a driving thread stands still for one background thread at most: it never stopped computing.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The same for a thread that was too slow for [`PATIENCE`] before.
+const LITTLE_PATIENCE: Duration = Duration::from_millis(100);
+/// Real time after which a thread that sleeps is at rest, whatever others do.
+const SURELY_ASLEEP: Duration = Duration::from_secs(1);
+/// Real time for which drivers may wait for another process before other threads' waits run out.
+const ELSEWHERE: Duration = Duration::from_secs(10);
 /// Real time between two looks at a thread that was woken.
 const LOOK: Duration = Duration::from_micros(50);
 /// Looks, in a row, at a thread asleep elsewhere before it counts as settled.
 const LOOKS_ASLEEP: u32 = 10;
+/// Looks at a thread that was woken and does not leave its wait. One that polls does so every millisecond.
+const LOOKS_TO_LEAVE: u32 = 200;
 /// Real time after which a waiting thread looks whether the drivers are asleep.
 const SLICE: Duration = Duration::from_secs(1);
 
@@ -44,8 +56,20 @@ pub(crate) struct Waiter {
     wake: Wake,
     fired: AtomicBool,
     left: AtomicBool,
-    /// Virtual time when the slice in progress began, to see whether a driver did anything.
-    seen: AtomicI64,
+}
+
+/// How long nothing has moved while a thread waits. It outlives the [`Waiter`], which is made anew for each slice of a wait.
+#[derive(Clone, Copy)]
+struct Still {
+    deadline: i64,
+    /// Virtual time.
+    now: i64,
+    /// Real time since when both have been so, and the drivers asleep.
+    since: i64,
+}
+
+thread_local! {
+    static STILL: Cell<Still> = const { Cell::new(Still { deadline: -1, now: -1, since: 0 }) };
 }
 
 static WAITERS: Mutex<Vec<Arc<Waiter>>> = Mutex::new(Vec::new());
@@ -57,6 +81,12 @@ static DRIVERS: Mutex<Vec<i64>> = Mutex::new(Vec::new());
 static ASLEEP_AT: AtomicI64 = AtomicI64::new(-1);
 /// Threads that drive the device and wait for the engine now.
 static AT_ENGINE: AtomicU32 = AtomicU32::new(0);
+/// Other threads that wait for the engine now.
+static OTHERS_AT_ENGINE: AtomicU32 = AtomicU32::new(0);
+/// Virtual time at which the drivers were found to have waited for another process for longer than [`ELSEWHERE`].
+static ELSEWHERE_AT: AtomicI64 = AtomicI64::new(-1);
+/// Threads that were too slow for [`PATIENCE`].
+static RESTLESS: Mutex<Vec<i64>> = Mutex::new(Vec::new());
 /// Handovers that ended by [`PATIENCE`]: their effect may differ between runs.
 static IMPATIENT: AtomicU32 = AtomicU32::new(0);
 /// Taken by the thread that hands over.
@@ -85,7 +115,7 @@ fn set_next(waiters: &[Arc<Waiter>]) {
 /// Registers a wait of the calling thread for virtual time `deadline`; `None` if it is to be a real wait: the thread
 /// drives the device itself, or the device is gone.
 pub(crate) fn enter(deadline: i64, wake: Wake) -> Option<Arc<Waiter>> {
-    if clock::is_driver() || !session::is_connected() {
+    if clock::is_driver() || !session::has_clock() {
         return None;
     }
     let deadline = deadline.div_euclid(GRID_NS).saturating_add(1).saturating_mul(GRID_NS);
@@ -95,8 +125,11 @@ pub(crate) fn enter(deadline: i64, wake: Wake) -> Option<Arc<Waiter>> {
         wake,
         fired: AtomicBool::new(false),
         left: AtomicBool::new(false),
-        seen: AtomicI64::new(clock::now()),
     });
+    let (now, before) = (clock::now(), STILL.get());
+    if (before.deadline, before.now) != (deadline, now) {
+        STILL.set(Still { deadline, now, since: real_ns() });
+    }
     let mut waiters = waiters();
     waiters.push(Arc::clone(&waiter));
     set_next(&waiters);
@@ -110,19 +143,27 @@ impl Waiter {
     }
 
     /// After a slice of real time: may the wait run out although no driver has passed its deadline? Only if no driver has
-    /// done anything in the slice and all of them are asleep.
+    /// done anything for as long as is left of the wait, and all of them are asleep.
     pub(crate) fn may_give_up(&self) -> bool {
-        let now = clock::now();
-        if !session::is_connected() {
+        if !session::has_clock() {
             return true;
         }
-        if self.seen.swap(now, Ordering::Relaxed) != now || AT_ENGINE.load(Ordering::Acquire) > 0 {
+        let (now, real, still) = (clock::now(), real_ns(), STILL.get());
+        let is_still = (still.deadline, still.now) == (self.deadline, now) && AT_ENGINE.load(Ordering::Acquire) == 0;
+        let sleep = if is_still { drivers_sleep() } else { Sleep::Awake };
+        ASLEEP_AT.store(if sleep == Sleep::Awake { -1 } else { now }, Ordering::Relaxed);
+        if sleep == Sleep::Awake {
+            STILL.set(Still { deadline: self.deadline, now, since: real });
             return false;
         }
-        let drivers = DRIVERS.lock().unwrap_or_else(PoisonError::into_inner);
-        let asleep = drivers.iter().all(|thread| is_asleep(*thread));
-        ASLEEP_AT.store(if asleep { now } else { -1 }, Ordering::Relaxed);
-        asleep
+        let asleep = real - still.since;
+        if sleep == Sleep::Elsewhere && ELSEWHERE_AT.load(Ordering::Relaxed) != now {
+            if asleep < ELSEWHERE.as_nanos() as i64 {
+                return false;
+            }
+            ELSEWHERE_AT.store(now, Ordering::Relaxed);
+        }
+        asleep >= self.deadline - clock::thread_now()
     }
 
     /// Real time to wait before [`Self::may_give_up`] is worth asking: as long as the wait itself where the drivers are
@@ -151,17 +192,15 @@ impl Waiter {
 
 /// Runs `body`, in which the calling thread waits for the engine.
 pub(crate) fn at_engine<T>(body: impl FnOnce() -> T) -> T {
-    struct Leave;
+    struct Leave(&'static AtomicU32);
     impl Drop for Leave {
         fn drop(&mut self) {
-            AT_ENGINE.fetch_sub(1, Ordering::AcqRel);
+            self.0.fetch_sub(1, Ordering::AcqRel);
         }
     }
-    if !clock::is_driver() {
-        return body();
-    }
-    AT_ENGINE.fetch_add(1, Ordering::AcqRel);
-    let _leave = Leave;
+    let count = if clock::is_driver() { &AT_ENGINE } else { &OTHERS_AT_ENGINE };
+    count.fetch_add(1, Ordering::AcqRel);
+    let _leave = Leave(count);
     body()
 }
 
@@ -202,7 +241,7 @@ fn take_due(now: i64) -> Option<Arc<Waiter>> {
 
 /// Wakes a thread; true once it has left its wait.
 fn wake(waiter: &Waiter) -> bool {
-    for _ in 0..PATIENCE.as_micros() / LOOK.as_micros() {
+    let has_left = || {
         if let Wake::Condition(address) = waiter.wake {
             // Under the lock that the waiting thread must take to leave, so the variable still exists.
             let _waiters = waiters();
@@ -212,34 +251,126 @@ fn wake(waiter: &Waiter) -> bool {
             }
         }
         real::sleep(LOOK);
-        if waiter.left.load(Ordering::Acquire) {
-            return true;
-        }
-    }
-    false
+        waiter.left.load(Ordering::Acquire)
+    };
+    // One that does not leave wants a lock that this thread holds.
+    watch(waiter.thread, LOOKS_TO_LEAVE, has_left) == Rest::Done
 }
 
 /// Waits until a woken thread waits again (here, or asleep elsewhere) or has ended.
 fn settle(thread: i64) -> bool {
-    let mut asleep = 0;
-    for _ in 0..PATIENCE.as_micros() / LOOK.as_micros() {
-        if waiters().iter().any(|waiter| waiter.thread == thread) {
-            return true;
+    let waits_again = || waiters().iter().any(|waiter| waiter.thread == thread);
+    let rest = watch(thread, LOOKS_ASLEEP, || {
+        waits_again() || {
+            real::sleep(LOOK);
+            waits_again()
         }
-        asleep = if is_asleep(thread) { asleep + 1 } else { 0 };
-        if asleep >= LOOKS_ASLEEP {
-            return true;
-        }
-        real::sleep(LOOK);
-    }
-    false
+    });
+    rest != Rest::None
 }
 
-/// Is a thread of this process asleep, or gone?
-fn is_asleep(thread: i64) -> bool {
-    let Ok(text) = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")) else { return true };
+/// How looking at a thread ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rest {
+    /// It has done what it was looked at for.
+    Done,
+    /// It sleeps, and nobody is about to wake it.
+    Asleep,
+    /// It never came to rest.
+    None,
+}
+
+/// Looks at a thread until `is_done`, or it has slept for so many looks and all others sleep, too.
+fn watch(thread: i64, looks: u32, mut is_done: impl FnMut() -> bool) -> Rest {
+    let is_restless = RESTLESS.lock().unwrap_or_else(PoisonError::into_inner).contains(&thread);
+    let patience = if is_restless { LITTLE_PATIENCE } else { PATIENCE }.as_nanos() as i64;
+    let (start, mut awake_at, mut asleep) = (real_ns(), real_ns(), 0);
+    loop {
+        if is_done() {
+            return Rest::Done;
+        }
+        let now = real_ns();
+        if OTHERS_AT_ENGINE.load(Ordering::Acquire) > 0 || sleep_of(thread) == Sleep::Awake {
+            (awake_at, asleep) = (now, 0);
+        } else {
+            asleep += 1;
+        }
+        if asleep >= looks && (now - awake_at >= SURELY_ASLEEP.as_nanos() as i64 || all_others_sleep()) {
+            return Rest::Asleep;
+        }
+        if now - start >= patience {
+            RESTLESS.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+            return Rest::None;
+        }
+    }
+}
+
+fn real_ns() -> i64 {
+    real::clock_ns(libc::CLOCK_MONOTONIC)
+}
+
+/// What a thread does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Sleep {
+    /// Waits for another thread of the process, as far as one can tell, or has ended.
+    Here,
+    /// Waits for a descriptor or a child: another process.
+    Elsewhere,
+    /// Runs, or would if it had a processor.
+    Awake,
+}
+
+/// What a thread of this process does.
+fn sleep_of(thread: i64) -> Sleep {
+    let Ok(text) = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")) else { return Sleep::Here };
     // The state follows the command's name, which is in parentheses and may contain anything.
-    text.rsplit(')').next().is_some_and(|rest| matches!(rest.trim_start().as_bytes().first(), Some(b'S' | b'Z' | b'X')))
+    match text.rsplit(')').next().and_then(|rest| rest.trim_start().as_bytes().first()) {
+        Some(b'Z' | b'X') => return Sleep::Here,
+        Some(b'S') => {}
+        _ => return Sleep::Awake,
+    }
+    // The number of the system call it is in; not every kernel tells.
+    let Ok(call) = std::fs::read_to_string(format!("/proc/self/task/{thread}/syscall")) else { return Sleep::Here };
+    let number = call.split_whitespace().next().and_then(|number| number.parse::<libc::c_long>().ok());
+    let is_elsewhere = number.is_some_and(|number| ELSEWHERE_CALLS.contains(&number));
+    if is_elsewhere { Sleep::Elsewhere } else { Sleep::Here }
+}
+
+/// System calls in which a thread waits for another process.
+const ELSEWHERE_CALLS: [libc::c_long; 16] = [
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+    libc::SYS_accept4,
+    libc::SYS_connect,
+    libc::SYS_ppoll,
+    libc::SYS_pselect6,
+    libc::SYS_epoll_pwait,
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_poll,
+    #[cfg(not(target_arch = "x86_64"))]
+    libc::SYS_accept,
+];
+
+/// The least sleepy of the threads that drive the device.
+fn drivers_sleep() -> Sleep {
+    let drivers = DRIVERS.lock().unwrap_or_else(PoisonError::into_inner);
+    drivers.iter().map(|thread| sleep_of(*thread)).max().unwrap_or(Sleep::Here)
+}
+
+/// Do all threads but the calling one sleep?
+fn all_others_sleep() -> bool {
+    let own = thread_id();
+    let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return true };
+    let ids = threads.flatten().filter_map(|thread| thread.file_name().to_str()?.parse::<i64>().ok());
+    ids.filter(|id| *id != own).all(|id| sleep_of(id) != Sleep::Awake)
 }
 
 /// Waits on a condition variable with `wait(real timeout)`, which returns `ETIMEDOUT` when the timeout is over.

@@ -5,7 +5,7 @@ use crate::guard::guard;
 use crate::session::HostCost;
 use crate::{capture, clock, device, memory, session, stream, values};
 use prism_wire::control::ControlKind;
-use prism_wire::device::SessionTable;
+use prism_wire::device::{Launched, SessionTable};
 use prism_wire::group;
 use prism_wire::message::{MarkerKind, Record, RecordKind, Reply};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -27,6 +27,7 @@ static TABLE: SessionTable = SessionTable {
     copy: table_copy,
     received: values::received,
     append_unless: table_append_unless,
+    at_launch: table_at_launch,
 };
 
 /// The session's functions for other preloaded libraries; null when the process has no session. Connects.
@@ -152,7 +153,21 @@ unsafe extern "C" fn table_attach(_run: unsafe extern "C" fn(*mut c_void), _data
     -1
 }
 
-/// As above.
+unsafe extern "C" fn table_at_launch(stream: u32, run: Launched, done: Launched, data: *mut c_void) -> c_int {
+    guard(-1, || {
+        // SAFETY: the contract of the table.
+        let call = unsafe { capture::Call::new(run, done, data) };
+        match capture::take_call(stream, call) {
+            Ok(()) => 0,
+            Err(call) => {
+                call.forget();
+                -1
+            }
+        }
+    })
+}
+
+/// The host reaches the memory of the emulated device by itself.
 unsafe extern "C" fn table_copy(_to: *mut c_void, _from: *const c_void, _bytes: usize) -> c_int {
     -1
 }
@@ -206,8 +221,13 @@ pub extern "C" fn prism_marker(kind: u32, stream: *mut c_void) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn prism_memory_stats(allocated_peak: u64, reserved_peak: u64) -> c_int {
     guard(-1, || {
-        let record =
-            Record { kind: RecordKind::MemoryStats as u16, a: allocated_peak, b: reserved_peak, ..Record::default() };
+        let record = Record {
+            kind: RecordKind::MemoryStats as u16,
+            a: allocated_peak,
+            b: reserved_peak,
+            c: crate::libs::workspaces::total_bytes(),
+            ..Record::default()
+        };
         session::get().ok().and_then(|session| session.append(record, 0).ok()).map_or(-1, |()| 0)
     })
 }

@@ -238,7 +238,7 @@ fn condition_wait(
             wait(&raw const moment)
         });
     }
-    if session::is_connected() && !python::is_finalizing() {
+    if !clock::is_driver() || (session::is_connected() && !python::is_finalizing()) {
         let moment = real_deadline(id, deadline);
         let result = wait(&raw const moment);
         if result == libc::ETIMEDOUT {
@@ -254,7 +254,8 @@ fn condition_wait(
     }
     // Halted threads cannot be waited for: the wait has run out. Else the caller looks and waits again.
     let is_over = left <= LAST_SLICE || HAS_HALTED.load(Ordering::Relaxed);
-    clock::waited_until(if is_over { until } else { clock::thread_now() + LAST_SLICE.as_nanos() as i64 });
+    // Only for this thread: others still look at the clock, and hours that passed at once would alarm them.
+    clock::waited_alone(if is_over { until } else { clock::thread_now() + LAST_SLICE.as_nanos() as i64 });
     if is_over { result } else { 0 }
 }
 

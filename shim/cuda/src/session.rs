@@ -88,6 +88,9 @@ pub(crate) fn has_clock() -> bool {
 fn get_slow() -> Result<&'static Session, Unavailable> {
     match STATE.load(Ordering::Acquire) {
         FORKED => return Err(Unavailable::Forked),
+        // A watchdog looks on while the process takes itself apart. An error would have it write a report with strings that
+        // are destroyed already; what it asks changes nothing.
+        EXITING if !clock::is_driver() && !SESSION.load(Ordering::Acquire).is_null() => {}
         EXITING => return Err(Unavailable::Exiting),
         _ => {}
     }

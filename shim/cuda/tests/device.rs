@@ -211,6 +211,12 @@ fn background_threads_wait_in_virtual_time_and_act_at_the_same_points() {
 }
 
 #[test]
+fn however_slow_a_background_thread_is_the_driver_waits_for_it() {
+    let (_, _, stderr) = run("slow");
+    assert_eq!(stderr, "");
+}
+
+#[test]
 fn the_legacy_stream_and_blocking_streams_wait_for_each_other() {
     let (sent, _, _) = run("streams");
     let links = |index: usize| kinds(&sent.records[index..index + 3]);

@@ -574,19 +574,82 @@ static void forked(void) {
     OK(cudaDeviceSynchronize());
 }
 
+/* What a watchdog goes through while the process takes itself apart. */
+static event_t watched;
+static int asked, alarms, answered = -1;
+
+static void *monitor(void *unused) {
+    (void)unused;
+    CHECK(pthread_mutex_lock(&mutex) == 0);
+    int64_t start = ns(CLOCK_MONOTONIC);
+    while (!asked) {
+        struct timespec until = at(ns(CLOCK_REALTIME) + 480000000000LL);
+        if (pthread_cond_timedwait(&cond, &mutex, &until) == ETIMEDOUT) alarms++;
+    }
+    answered = cudaEventQuery(watched);
+    if (ns(CLOCK_MONOTONIC) - start > 100000000000LL) alarms++;
+    CHECK(pthread_mutex_unlock(&mutex) == 0);
+    return 0;
+}
+
+static pthread_t monitoring;
+
 static void at_the_end(void) {
     int count;
     CHECK(cudaGetDeviceCount(&count) == 4 && cudaDeviceSynchronize() == 4 && cudaFree((void *)0x200000000000) == 4);
+    CHECK(cudaEventQuery(watched) == 4);
+    syscall(SYS_nanosleep, &(struct timespec){1, 500000000}, 0);
+    CHECK(pthread_mutex_lock(&mutex) == 0);
+    asked = 1;
+    CHECK(pthread_cond_signal(&cond) == 0 && pthread_mutex_unlock(&mutex) == 0);
+    CHECK(pthread_join(monitoring, 0) == 0);
+    CHECK(answered == 0 || answered == 600);
+    CHECK(alarms == 0);
     puts("ended");
 }
 
 static void exiting(void) {
+    register_kernels();
     int count;
     /* Registered before the session's own handler, so run after it, as a static destructor of a library would be. */
     CHECK(atexit(at_the_end) == 0);
     void *pointer;
     OK(cudaGetDeviceCount(&count));
     OK(cudaMalloc(&pointer, 100));
+    OK(cudaEventCreate(&watched));
+    launch_a(0);
+    OK(cudaEventRecord(watched, 0));
+    CHECK(pthread_create(&monitoring, 0, monitor, 0) == 0);
+    syscall(SYS_nanosleep, &(struct timespec){0, 50000000}, 0);
+}
+
+/* A thread that takes longer for its work than any scheduler's slice, because the machine is busy. */
+static int work_done;
+
+static void *slow_worker(void *unused) {
+    (void)unused;
+    for (int i = 0; i < 2; i++) {
+        usleep(100000);
+        int64_t start = real_ns();
+        while (real_ns() - start < 300000000) {}
+        work_done++;
+    }
+    return 0;
+}
+
+static void slow(void) {
+    register_kernels();
+    int count;
+    OK(cudaGetDeviceCount(&count));
+    pthread_t thread;
+    CHECK(pthread_create(&thread, 0, slow_worker, 0) == 0);
+    syscall(SYS_nanosleep, &(struct timespec){0, 50000000}, 0);
+    for (int i = 0; i < 2; i++) {
+        usleep(150000);
+        launch_a(0);
+        CHECK(work_done == i + 1);
+    }
+    CHECK(pthread_join(thread, 0) == 0);
 }
 
 static void speed(void) {
@@ -622,7 +685,8 @@ int main(int argc, char **argv) {
         {"inert", inert}, {"no_engine", no_engine}, {"records", records}, {"memory", memory},
         {"virtual_memory", virtual_memory}, {"clocks", clocks}, {"streams", streams}, {"unsupported", unsupported},
         {"graphs", graphs},
-        {"forked", forked}, {"exiting", exiting}, {"handover", handover}, {"speed", speed},
+        {"forked", forked}, {"exiting", exiting}, {"handover", handover},
+        {"slow", slow}, {"speed", speed},
     };
     if (argc == 2 && strcmp(argv[1], "functions") == 0) return fputs(prism_cuda_functions(), stdout) < 0;
     for (size_t i = 0; argc == 2 && i < sizeof SCENARIOS / sizeof *SCENARIOS; i++) {

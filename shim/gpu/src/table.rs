@@ -5,7 +5,7 @@ use crate::scheduler::Job;
 use crate::session::{self, tell};
 use prism_wire::client::ControlError;
 use prism_wire::control::ControlKind;
-use prism_wire::device::SessionTable;
+use prism_wire::device::{Launched, SessionTable};
 use prism_wire::message::{Record, Reply};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,6 +27,7 @@ static TABLE: SessionTable = SessionTable {
     copy,
     received,
     append_unless,
+    at_launch,
 };
 
 /// The session's functions for other preloaded libraries; null when the process has no session. Connects.
@@ -165,6 +166,11 @@ unsafe extern "C" fn received(
     _name: *const c_char,
     _fate: c_int,
 ) {
+}
+
+/// Graphs are launched past this library.
+unsafe extern "C" fn at_launch(_stream: u32, _run: Launched, _done: Launched, _data: *mut c_void) -> c_int {
+    -1
 }
 
 unsafe extern "C" fn attach(run: unsafe extern "C" fn(*mut c_void), data: *mut c_void) -> c_int {

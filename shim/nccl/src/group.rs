@@ -4,6 +4,7 @@ use crate::abi::Code;
 use crate::collective::Collective;
 use crate::comm::{Comm, PreMul};
 use crate::exchange::{self, Job, MESSAGE, Stage, Tag};
+use crate::graphs;
 use crate::guard::{Failure, Outcome};
 use crate::ops::Call;
 use crate::passthrough;
@@ -21,6 +22,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 static NEXT_ORDINAL: AtomicU32 = AtomicU32::new(1);
 
 /// An operation that waits for the end of its group.
+#[derive(Clone)]
 pub(crate) struct Pending {
     pub(crate) comm: Comm,
     pub(crate) record: Record,
@@ -192,6 +194,9 @@ pub(crate) fn launch_alone(session: &'static Session, operation: Pending) -> Out
     session.fill_before(operation.comm, operation.payload.as_ref());
     session.append_unless(&operation.record, &cancelled)?;
     session.fill_after(&operation);
+    if graphs::is_captured(&operation) {
+        graphs::keep(session, vec![operation.clone()], Vec::new());
+    }
     finish(session, vec![operation])
 }
 
@@ -222,11 +227,16 @@ fn launch_all(operations: Vec<Pending>, room: &mut Vec<Pending>) -> Outcome {
             session.fill_before(operation.comm, operation.payload.as_ref());
             session.fill_after(operation);
         }
-        for (send, recv) in messages {
-            copy_message(session, send, recv);
-        }
-        if !is_host {
-            mirror_messages(session, &operations);
+        // The calls of a group are captured together, or none of them is.
+        if operations.iter().any(graphs::is_captured) {
+            graphs::keep(session, operations.clone(), messages);
+        } else {
+            for (send, recv) in messages {
+                copy_message(session, send, recv);
+            }
+            if !is_host {
+                mirror_messages(session, &operations);
+            }
         }
         let end = Record { kind: RecordKind::GroupEnd as u16, h: ordinal, ..Record::default() };
         session.append_unless(&end, &cancelled)?;
@@ -382,7 +392,7 @@ pub(crate) fn lonely(is_send: bool) -> Failure {
 }
 
 /// A message to oneself is real data.
-fn copy_message(session: &Session, send: Message, recv: Message) {
+pub(crate) fn copy_message(session: &Session, send: Message, recv: Message) {
     let bytes = send.bytes.min(recv.bytes);
     let may_copy = !session.is_real()
         && (session.is_host() || bytes <= crate::values::MAX_MIRRORED_BYTES)
@@ -407,7 +417,7 @@ pub(crate) fn note_received(session: &Session, address: usize, bytes: u64) {
 /// Messages from peers, on the emulated device, if they are not large (an exchange of counts or shapes between equals). Of
 /// an all-to-all, in which every peer is taken to send what this rank does, a peer's message is what this rank sends
 /// itself. Without such a message the k-th from a peer is the k-th that this rank sends to it in the group, if as long.
-fn mirror_messages(session: &Session, operations: &[Pending]) {
+pub(crate) fn mirror_messages(session: &Session, operations: &[Pending]) {
     let messages = |is_send: bool| {
         let of_comm = |operation: &Pending| Some((operation.comm.id(), operation.message?));
         let messages = operations.iter().filter_map(of_comm);

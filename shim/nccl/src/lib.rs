@@ -33,6 +33,7 @@ mod exports;
 mod exports_init;
 mod exports_rest;
 mod floats;
+mod graphs;
 mod group;
 mod guard;
 mod host;

@@ -16,7 +16,7 @@ pub(crate) enum Fate {
     TooLarge,
     /// Not memory the host may read.
     Foreign,
-    /// Captured into a graph: the data moves when the graph runs, which we do not see.
+    /// Captured into a graph that does not tell of its launches.
     Captured,
 }
 

@@ -9,7 +9,7 @@ use crate::guard::{Failure, Outcome, tell};
 use crate::notes::{self, Fate, Tier};
 use crate::session::{self, Session};
 use crate::values::Payload;
-use crate::{config, guard, passthrough, staged};
+use crate::{config, graphs, guard, passthrough, staged};
 use core::ffi::c_int;
 use prism_wire::control::{KIND_RECEIVE, UNIQUE_ID_BYTES, UNIQUE_ID_LOCAL_MAGIC};
 use prism_wire::device::{RECEIVED_MIRRORED, RECEIVED_NOTHING, RECEIVED_OWN};
@@ -131,22 +131,18 @@ fn enqueue_on(call: &Call, comm: Comm) -> Outcome {
         payload.is_root =
             !session.is_host() && payload.send != payload.recv && session.is_accessible(payload.send, bytes);
     }
-    let payload = if record.flags & FLAG_CAPTURED == 0 {
-        Some(payload)
-    } else {
-        notes::count(session, comm, Fate::Captured, kind);
-        None
-    };
     if group::is_open() {
-        return group::push(Pending::new(comm, record, payload, None));
+        return group::push(Pending::new(comm, record, Some(payload), None));
     }
     if session.is_host() || comm.is_non_blocking() {
-        return group::launch_alone(session, Pending::new(comm, record, payload, None));
+        return group::launch_alone(session, Pending::new(comm, record, Some(payload), None));
     }
-    session.fill_before(comm, payload.as_ref());
+    session.fill_before(comm, Some(&payload));
     session.append_unless(&record, &|| comm.is_interrupted_since(record.e))?;
-    if let Some(payload) = payload.as_ref().filter(|_| !session.is_real()) {
-        fill(session, comm, payload);
+    if record.flags & FLAG_CAPTURED != 0 {
+        graphs::keep(session, vec![Pending::new(comm, record, Some(payload), None)], Vec::new());
+    } else if !session.is_real() {
+        fill(session, comm, &payload);
     }
     Ok(())
 }
@@ -195,9 +191,11 @@ fn enqueue_message(session: &'static Session, call: &Call, comm: Comm, dtype: Da
         return group::launch_alone(session, Pending::new(comm, record, None, message));
     }
     session.append_unless(&record, &|| comm.is_interrupted_since(record.e))?;
-    if !is_send {
-        group::note_received(session, call.recv, bytes);
-        comm.count_tier(session, Tier::Shape, KIND_RECEIVE);
+    let operation = Pending::new(comm, record, None, message);
+    if graphs::is_captured(&operation) {
+        graphs::keep(session, vec![operation], Vec::new());
+    } else {
+        fill_operation(session, &operation);
     }
     Ok(())
 }
@@ -223,7 +221,7 @@ pub(crate) fn note_live(session: &Session, operation: &Pending) {
 }
 
 /// A collective of one rank is a copy on its stream, at once, even inside a group.
-fn run_alone(session: &Session, call: &Call, comm: Comm, payload: &Payload) -> Outcome {
+fn run_alone(session: &'static Session, call: &Call, comm: Comm, payload: &Payload) -> Outcome {
     if payload.send == payload.recv && payload.op != ReduceOp::PreMulSum {
         return Ok(());
     }
@@ -231,21 +229,23 @@ fn run_alone(session: &Session, call: &Call, comm: Comm, payload: &Payload) -> O
         Collective::new(*payload).run_alone();
     }
     let flags = flags(session, call.stream);
-    session.append(&Record {
+    let copy = Record {
         kind: RecordKind::Memcpy as u16,
         flags,
         stream: session.stream_id(call.stream),
         a: payload.extent().recv,
         b: CopyDirection::DeviceToDevice as u64,
         ..Record::default()
-    })?;
+    };
+    session.append(&copy)?;
     if session.is_host() {
         return session.complete(&|| false);
     }
     if flags & FLAG_CAPTURED == 0 {
         fill(session, comm, payload);
     } else {
-        notes::count(session, comm, Fate::Captured, payload.kind);
+        let record = Record { e: comm.id(), ..copy };
+        graphs::keep(session, vec![Pending::new(comm, record, Some(*payload), None)], Vec::new());
     }
     session.complete(&|| false)
 }
@@ -267,7 +267,7 @@ impl Session {
     /// What the emulated device does once the operation is appended.
     #[inline]
     pub(crate) fn fill_after(&self, operation: &Pending) {
-        if !self.is_host() && !self.is_real() {
+        if !self.is_host() && !self.is_real() && !graphs::is_captured(operation) {
             fill_operation(self, operation);
         }
     }

@@ -12,7 +12,7 @@ use crate::guard::{self, Failure, Outcome};
 use crate::host::{Gone, Host};
 use core::ffi::{CStr, c_int, c_void};
 use prism_wire::control::{CONFIG_LIVE, CONFIG_RULES, CONFIG_TURNS, Contribution};
-use prism_wire::device::{SESSION_SYMBOL, SessionTable};
+use prism_wire::device::{Launched, SESSION_SYMBOL, SessionTable};
 use prism_wire::frame::{Request, ValuesRequest};
 use prism_wire::message::{FLAG_BACKGROUND, Record, RecordKind, Reply};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -375,6 +375,16 @@ impl Session {
         match &self.link {
             // SAFETY: a function of the table.
             Link::Table(table) => unsafe { (table.is_capturing)(stream) != 0 },
+            Link::Host(_) => false,
+        }
+    }
+
+    /// While the stream with this id is being captured: has `run(data)` called at every launch, and `done(data)` once
+    /// after the last. False: nobody will call them.
+    pub(crate) fn at_launch(&self, stream: u32, run: Launched, done: Launched, data: *mut c_void) -> bool {
+        match &self.link {
+            // SAFETY: a function of the table; `run` and `done` take this data.
+            Link::Table(table) => unsafe { (table.at_launch)(stream, run, done, data) == 0 },
             Link::Host(_) => false,
         }
     }

@@ -46,6 +46,7 @@ pub(crate) struct Memory {
     pub(crate) device_peak_bytes: u64,
     pub(crate) allocated_peak_bytes: u64,
     pub(crate) reserved_peak_bytes: u64,
+    pub(crate) workspace_peak_bytes: u64,
 }
 
 /// How late a real device's streams were released, ns.

@@ -449,6 +449,7 @@ fn account_memory(memory: &mut Memory, kind: RecordKind, record: &Record) {
         RecordKind::MemoryStats => {
             memory.allocated_peak_bytes = memory.allocated_peak_bytes.max(record.a);
             memory.reserved_peak_bytes = memory.reserved_peak_bytes.max(record.b);
+            memory.workspace_peak_bytes = memory.workspace_peak_bytes.max(record.c);
         }
         _ => {}
     }

@@ -11,7 +11,7 @@ use crate::graph::op::{OpKind, Provenance};
 use crate::ids::Rank;
 use crate::prune;
 use crate::sim::{DeviceTime, RankReport, SimReport};
-use crate::slice::recording::{CommOrigin, ProcessGroup};
+use crate::slice::recording::{CommOrigin, ProcessGroup, RankRecording};
 use crate::units::SimTime;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -68,6 +68,8 @@ pub struct RankSummary {
     pub peak_reserved_bytes: u64,
     /// Peak the driver handed out.
     pub peak_device_bytes: u64,
+    /// Most that the program gave to cuBLAS and cuBLASLt as workspaces, of its allocator's memory.
+    pub workspace_bytes: u64,
     /// Modelled memory of NCCL's connections, which no allocator of the program sees.
     pub nccl_buffer_bytes: u64,
     /// Modelled time to make its communicators, ns. No part of the iterations: making them takes no time here.
@@ -139,6 +141,15 @@ pub struct RecordingInfo {
     pub peak_allocated_bytes: u64,
     /// Peak of the program's own allocator, reserved.
     pub peak_reserved_bytes: u64,
+    /// Peak the driver handed out.
+    pub peak_device_bytes: u64,
+    /// As in [`RankSummary`].
+    pub workspace_bytes: u64,
+    /// As in [`RankSummary`].
+    pub nccl_buffer_bytes: u64,
+    /// The rank's place in a pipeline: its group rank in the last group in which messages go one way at a time. None
+    /// where there is no such group.
+    pub pipeline_stage: Option<u32>,
 }
 
 /// A communicator of a recording.
@@ -202,7 +213,31 @@ pub(crate) fn recording_info(state: &State, rank: u32) -> Option<RecordingInfo> 
         iterations: process.num_iterations,
         peak_allocated_bytes: process.memory.allocated_peak_bytes,
         peak_reserved_bytes: process.memory.reserved_peak_bytes,
+        peak_device_bytes: process.memory.device_peak_bytes,
+        workspace_bytes: process.memory.workspace_peak_bytes,
+        nccl_buffer_bytes: process.nccl_bytes(state.durations.profile()),
+        pipeline_stage: pipeline_stage(&recording),
     })
+}
+
+/// See [`RecordingInfo::pipeline_stage`]. In an exchange (an all-to-all made of messages) every group of calls sends and
+/// receives; in a pipeline some only do one of both, if only before the first backward pass.
+fn pipeline_stage(recording: &RankRecording) -> Option<u32> {
+    // By process group and group of calls (a number of its own for a call outside one): sends, receives.
+    let mut ways: BTreeMap<(u32, u32, usize), (bool, bool)> = BTreeMap::new();
+    for (index, op) in recording.ops.iter().enumerate() {
+        let OpKind::PointToPoint { slot, is_send, group, .. } = op.kind else { continue };
+        let origin = &recording.comms.get(slot.index())?.origin;
+        let (CommOrigin::Group { ordinal, .. } | CommOrigin::Pair { ordinal, .. }) = *origin else { continue };
+        let alone = if group == 0 { index } else { 0 };
+        let way = ways.entry((ordinal, group, alone)).or_default();
+        *way = (way.0 || is_send, way.1 || !is_send);
+    }
+    let one_way = ways.iter().filter(|(_, (sends, receives))| sends != receives);
+    let ordinal = one_way.map(|((ordinal, ..), _)| *ordinal).max()?;
+    let own = recording.groups.iter().filter(|group| group.ranks.contains(&recording.rank));
+    let group = own.skip(ordinal as usize).next()?;
+    group.ranks.iter().position(|rank| *rank == recording.rank).map(|place| place as u32)
 }
 
 pub(crate) fn summarise(state: &mut State, options: &SessionOptions, graph: Option<&Graph>) -> Summary {
@@ -282,6 +317,7 @@ fn rank_summary(process: &Process, report: &SimReport, state: &State, host: Prov
         peak_allocated_bytes: process.memory.allocated_peak_bytes,
         peak_reserved_bytes: process.memory.reserved_peak_bytes,
         peak_device_bytes: process.memory.device_peak_bytes,
+        workspace_bytes: process.memory.workspace_peak_bytes,
         nccl_buffer_bytes: process.nccl_bytes(state.durations.profile()),
         nccl_init_ns: process.nccl_init.as_ns(),
         device_time: own.and_then(|own| own.device_time.clone()),

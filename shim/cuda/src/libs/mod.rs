@@ -14,7 +14,7 @@
 //! | [`cusolver`] | cuSOLVER: dense factorisations, recorded; their status says success |
 //! | [`cupti`] | CUPTI: activity records in virtual time for a profiler |
 //! | [`nvrtc`] | NVRTC: programs that are not compiled, as kernels do not run |
-//! | [`handles`], [`work`] | opaque handles; records of work |
+//! | [`handles`], [`work`], [`workspaces`] | opaque handles; records of work; memory given to libraries |
 
 mod cublas;
 mod cublaslt;
@@ -25,3 +25,4 @@ mod cusolver;
 mod handles;
 mod nvrtc;
 mod work;
+pub(crate) mod workspaces;

@@ -209,10 +209,20 @@ static void records(void) {
     EQUAL(ncclAllGather(buffer, buffer, 0, ncclInt8, comm, STREAM), ncclSuccess);
     EQUAL(prism_test_num_records, before);
 
+    /* Captured: nothing is received until the graph is launched, and then at every launch. */
+    int32_t *counts = prism_test_alloc(8);
+    counts[0] = 3;
     prism_test_is_capturing = 1;
-    EQUAL(ncclAllReduce(buffer, buffer, 4, ncclFloat32, ncclSum, comm, STREAM), ncclSuccess);
+    EQUAL(ncclAllReduce(counts, counts, 2, ncclInt32, ncclSum, comm, STREAM), ncclSuccess);
     EQUAL(last_record(0)->flags, 2);
     prism_test_is_capturing = 0;
+    EQUAL(counts[0], 3);
+    for (int launch = 0; launch < 2; launch++) {
+        counts[0] = 3 + launch;
+        prism_test_at_launch(prism_test_launch_data);
+        EQUAL(counts[0], 8 * (3 + launch));
+    }
+    prism_test_after_launches(prism_test_launch_data);
 
     EQUAL(pncclAllReduce(buffer, buffer, 4, ncclFloat32, ncclSum, comm, STREAM), ncclSuccess);
     EQUAL(last_record(0)->kind, COLLECTIVE);

@@ -124,6 +124,15 @@ static int test_is_real(void) { return 0; }
 static int test_attach(void (*run)(void *), void *data) { (void)run, (void)data; return -1; }
 static int test_copy(void *to, const void *from, size_t bytes) { (void)to, (void)from, (void)bytes; return -1; }
 
+/* A graph of one captured call. */
+EXPORTED void (*prism_test_at_launch)(void *), (*prism_test_after_launches)(void *);
+EXPORTED void *prism_test_launch_data;
+static int test_at_launch(uint32_t stream, void (*run)(void *), void (*done)(void *), void *data) {
+    (void)stream;
+    prism_test_at_launch = run, prism_test_after_launches = done, prism_test_launch_data = data;
+    return 0;
+}
+
 /* The last fate of a receive buffer that was told, and for how many bytes. */
 EXPORTED int prism_test_received_fate = -1;
 EXPORTED size_t prism_test_received_bytes;
@@ -151,13 +160,14 @@ typedef struct {
     int (*copy)(void *, const void *, size_t);
     void (*received)(const void *, size_t, const void *, size_t, const char *, int);
     int (*append_unless)(const Record *, int64_t, int (*)(const void *), const void *);
+    int (*at_launch)(uint32_t, void (*)(void *), void (*)(void *), void *);
 } SessionTable;
 
 static const SessionTable TABLE = {
     sizeof(SessionTable), test_append, test_query, test_control, test_stream_id, test_is_capturing, test_current_device,
     test_is_device_memory, test_device_alloc, test_device_free, test_config,
     test_is_real, test_attach, test_copy, test_received,
-    test_append_unless,
+    test_append_unless, test_at_launch,
 };
 
 EXPORTED const SessionTable *prism_session_table_v1(void) { return &TABLE; }

@@ -192,6 +192,7 @@ pub extern "C" fn cublasSetWorkspace_v2(handle: *mut c_void, workspace: *mut c_v
         if (workspace.is_null() && bytes > 0) || !workspace.addr().is_multiple_of(256) {
             return Err(INVALID_VALUE);
         }
+        super::workspaces::note(workspace, bytes);
         Ok(())
     })
 }

@@ -9,6 +9,7 @@ use crate::libs::cublas::{INTERNAL_ERROR, INVALID_VALUE, NOT_SUPPORTED, SUCCESS,
 use crate::libs::cublas::{status_text, version_part};
 use crate::libs::handles::Table;
 use crate::libs::work::{self, Element, Name, Operator};
+use crate::libs::workspaces;
 use crate::session;
 use crate::unsupported;
 use crate::values;
@@ -500,8 +501,8 @@ pub unsafe extern "C" fn cublasLtMatmul(
     d: *mut c_void,
     d_layout: *const c_void,
     _algorithm: *const c_void,
-    _workspace: *mut c_void,
-    _workspace_bytes: usize,
+    workspace: *mut c_void,
+    workspace_bytes: usize,
     stream: *const c_void,
 ) -> Status {
     static NAME: Name = Name::new("cublasLtMatmul");
@@ -510,6 +511,7 @@ pub unsafe extern "C" fn cublasLtMatmul(
         // SAFETY: the caller's contract.
         let product = unsafe { call.product(capability()?)? };
         work::gemm(stream, &NAME, product);
+        workspaces::note(workspace, workspace_bytes);
         values::library_wrote(d, NAME.text());
         Ok(())
     })

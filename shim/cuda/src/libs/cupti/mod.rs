@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`activity`] | the records a profiler reads |
 //! | [`collector`] | what is recorded while a profiler listens; the engine tells when device work ran |
+//! | `exec_lists` | programs started meanwhile from a list of arguments |
 //! | [`names`] | names of kernels in a profile |
 //! | [`tsc`] | the processor's time stamp counter in virtual time, which profilers stamp their own events with |
 //!
@@ -13,6 +14,8 @@
 
 mod activity;
 pub(crate) mod collector;
+#[cfg(target_arch = "x86_64")]
+mod exec_lists;
 mod names;
 pub(crate) mod tsc;
 

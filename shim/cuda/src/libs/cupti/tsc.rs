@@ -324,6 +324,8 @@ starters! {
     execv(path: *const c_char, argv: Strings) -> c_int = -1, EXECV;
     execvp(file: *const c_char, argv: Strings) -> c_int = -1, EXECVP;
     execvpe(file: *const c_char, argv: Strings, envp: Strings) -> c_int = -1, EXECVPE;
+    fexecve(descriptor: c_int, argv: Strings, envp: Strings) -> c_int = -1, FEXECVE;
+    execveat(folder: c_int, path: *const c_char, argv: Strings, envp: Strings, flags: c_int) -> c_int = -1, EXECVEAT;
     posix_spawn(
         child: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, argv: Strings,
         envp: Strings
@@ -334,6 +336,13 @@ starters! {
     ) -> c_int = libc::ENOSYS, POSIX_SPAWNP;
     system(command: *const c_char) -> c_int = -1, SYSTEM;
     popen(command: *const c_char, mode: *const c_char) -> *mut c_void = std::ptr::null_mut(), POPEN;
+}
+
+/// Has the calling thread's counter trapped, as a profile does. False: the kernel cannot.
+#[cfg(all(test, target_arch = "x86_64"))]
+pub(super) fn trap_for_test() -> bool {
+    STATE.store(TRAPPED, Ordering::Release);
+    set(TRAPPED)
 }
 
 #[cfg(all(test, target_arch = "x86_64"))]
