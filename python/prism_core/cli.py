@@ -58,6 +58,10 @@ Kernels = Annotated[
     list[Path] | None, typer.Option("--kernels", help="A kernel table: durations that need no model.", metavar="FILE")
 ]
 HostTime = Annotated[str, typer.Option(help="The host's part of calls: constant, or measured CPU time.")]
+ForkServer = Annotated[
+    bool | None,
+    typer.Option("--fork-server/--no-fork-server", help="Fork ranks from one import; default: from 4 ranks on."),
+]
 Perturb = Annotated[Path | None, typer.Option("--perturb", help="A file of perturbations.", metavar="FILE.toml")]
 
 
@@ -90,13 +94,14 @@ def collect(
     strict_values: StrictValues = False,
     kernels: Kernels = None,
     host_time: HostTime = "constant",
+    fork_server: ForkServer = None,
     as_json: Json = False,
 ) -> None:
     """Build the execution graph of all ranks by running a few."""
     config = CollectConfig(
         command=command, world_size=world_size, output=output, device=device, ranks=ranks, num_verified=verify,
         seed=seed, jobs=jobs, exact=exact, rules=rules, strict_values=strict_values, kernels=kernels or (),
-        host_time=host_time,
+        host_time=host_time, fork_server=fork_server,
     )  # fmt: skip
     _say(run_collect(config), reports.collect_text, as_json)
 
@@ -235,6 +240,7 @@ def emulate(
     strict_values: StrictValues = False,
     kernels: Kernels = None,
     host_time: HostTime = "constant",
+    fork_server: ForkServer = None,
     as_json: Json = False,
 ) -> None:
     """Run the program as some ranks of the job, against the graph."""
@@ -242,6 +248,7 @@ def emulate(
         graph=graph, command=command, sandbox=parse_ranks(sandbox, open_graph(graph).world_size), output=output,
         slow=parse_slow(slow or []), perturb=perturb, device=device, jobs=jobs, rules=rules,
         max_release_error_us=max_release_error, strict_values=strict_values, kernels=kernels or (), host_time=host_time,
+        fork_server=fork_server,
     )  # fmt: skip
     _say(run_emulate(config), reports.emulate_text, as_json)
 

@@ -23,6 +23,7 @@ from prism_core.environment import Placement
 from prism_core.errors import ConfigError, SessionError
 from prism_core.fit import META as MEMORY_META
 from prism_core.fit import Card, job_memory, rank_memory, to_meta
+from prism_core.forks import ForkStarter, NoFork, choose_starter
 from prism_core.kernels import read_tables
 from prism_core.launch import RankGroup, Seat, await_engine, failure_of, log_path
 from prism_core.nccl import with_environment
@@ -58,9 +59,11 @@ def collect(config: CollectConfig) -> dict[str, Any]:
     check_world_size(program, config.world_size, "--world-size says")
     _check_output(config.output)
     _check_exact(config, device)
-    collector = _Collector(config, device, program)
-    collector.note(notes)
-    roles = collector.find_roles()
+    with _choose_starter(config, device, program) as starter:
+        collector = _Collector(config, device, program, starter)
+        collector.note(notes)
+        roles = collector.find_roles()
+    collector.note(starter.notes())
     graph = collector.assemble(roles)
     graph_bytes = graph.save(str(config.output))
     summary = collector.summary(roles)
@@ -88,6 +91,14 @@ def tool_version() -> str:
         return importlib.metadata.version("prism_core")
     except importlib.metadata.PackageNotFoundError:
         return str(_native.build_info().get("version", "unknown"))
+
+
+def _choose_starter(config: CollectConfig, device: Device, program: ProgramCommand) -> ForkStarter | NoFork:
+    """How ranks are started: forked, unless there are few, or CPU time counts."""
+    named = config.ranks not in ("all", "auto")
+    num_ranks = len(parse_ranks(config.ranks, config.world_size)) if named else config.world_size
+    wanted = False if config.fork_server is None and config.host_time != "constant" else config.fork_server
+    return choose_starter(program.argv, num_ranks=num_ranks, wanted=wanted, device=device.kind)
 
 
 def _check_output(output: Path) -> None:
@@ -156,8 +167,11 @@ def _open_room(
 class _Collector:
     """One collection under way."""
 
-    def __init__(self, config: CollectConfig, device: Device, program: ProgramCommand) -> None:
+    def __init__(
+        self, config: CollectConfig, device: Device, program: ProgramCommand, starter: ForkStarter | NoFork
+    ) -> None:
         self._config = config
+        self._starter = starter
         self._device = device
         self._program = program
         self._gpus_per_node = device.gpus_per_node
@@ -232,7 +246,7 @@ class _Collector:
 
             jobs = self._config.jobs or os.cpu_count() or 1
             self._told.expect(ranks)
-            how: dict[str, Any] = {"on_exit": self._told.ended, "echo": self._config.echo}
+            how: dict[str, Any] = {"on_exit": self._told.ended, "echo": self._config.echo, "starter": self._starter}
             if self._config.exact:
                 room = open_room(ranks, jobs)
                 rooms = dict.fromkeys(ranks, room)

@@ -136,6 +136,8 @@ class CollectConfig:
     rules: RulesLike | None = None
     #: End the run at the first unknown value that the host reads.
     strict_values: bool = False
+    #: Fork ranks from one process that has imported the program's modules; by default from four ranks on.
+    fork_server: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,3 +164,4 @@ class EmulateConfig:
     #: As for `CollectConfig`.
     rules: RulesLike | None = None
     strict_values: bool = False
+    fork_server: bool | None = None

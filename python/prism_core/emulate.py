@@ -15,8 +15,9 @@ from typing import Any
 
 from prism_core import _native
 from prism_core.collect import memory_figures, tool_version
-from prism_core.command import check_world_size, parse_command
+from prism_core.command import ProgramCommand, check_world_size, parse_command
 from prism_core.config import (
+    Device,
     EmulateConfig,
     check_ranks,
     check_slow,
@@ -34,6 +35,7 @@ from prism_core.errors import (
 )
 from prism_core.fit import META as MEMORY_META
 from prism_core.fit import Card, from_meta, job_memory, rank_memory
+from prism_core.forks import ForkStarter, NoFork, choose_starter
 from prism_core.kernels import read_tables
 from prism_core.launch import GroupResult, RankGroup, Seat, await_engine, failure_of, log_path
 from prism_core.nccl import differences, settings_of_environment, settings_of_profile, with_environment
@@ -95,6 +97,7 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory(prefix="prism-") as folder,
         RendezvousServer(session, graph.world_size, len(sandbox), told=told) as store,
+        _choose_starter(config, sandbox, device, program) as starter,
     ):
         placement = Placement(
             world_size=graph.world_size,
@@ -112,7 +115,7 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
         seat = Seat(session, placement)
         group = RankGroup(
             lambda rank: seat, program.argv, logs,
-            on_exit=told.ended, echo=config.echo, may_start=session.take_turn, device=device.kind,
+            on_exit=told.ended, echo=config.echo, may_start=session.take_turn, device=device.kind, starter=starter,
         )  # fmt: skip
         failure: PrismError | None = None
         try:
@@ -139,7 +142,7 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
         "perturb": perturb,
         "command": shlex.join(config.command),
         "store": notes,
-        "notes": [*_notes(found), *nccl_notes],
+        "notes": [*_notes(found), *nccl_notes, *starter.notes()],
         "tool_version": tool_version(),
         "error": error_entry(failure) if failure is not None else None,
     }
@@ -148,6 +151,14 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
     if failure is not None:
         raise failure
     return {**summary, **timing, "run": str(config.output)}
+
+
+def _choose_starter(
+    config: EmulateConfig, sandbox: Sequence[int], device: Device, program: ProgramCommand
+) -> ForkStarter | NoFork:
+    """How sandbox ranks are started: forked, unless there are few, or CPU time counts."""
+    wanted = False if config.fork_server is None and config.host_time != "constant" else config.fork_server
+    return choose_starter(program.argv, num_ranks=len(sandbox), wanted=wanted, device=device.kind)
 
 
 def _recorded_tables(config: EmulateConfig, meta: Mapping[str, str]) -> list[str]:

@@ -41,6 +41,14 @@ NCCL_VERSION = "PRISM_NCCL_VERSION"
 _ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
 
 
+#: What is not the same for all ranks of a run.
+RANK_VARIABLES = (
+    "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PRISM_SESSION",
+    "PRISM_RANK", "PRISM_STORE", "PRISM_LIVE_RANKS", "TRITON_LIBCUDA_PATH", "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     """Where ranks live and whom they talk to."""

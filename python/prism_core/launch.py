@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -127,13 +128,43 @@ def log_path(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.log"
 
 
-class _RankProcess:
-    """One running rank and the thread that copies its output."""
+class Process(Protocol):
+    """The part of `subprocess.Popen` that is needed of a rank's process, which leads a process group of its own."""
 
-    def __init__(self, rank: int, argv: Sequence[str], environment: dict[str, str], log: Path, *, echo: bool) -> None:
-        self.rank = rank
-        self.start_ns = time.monotonic_ns()
-        self._process = subprocess.Popen(
+    pid: int
+    stdout: IO[bytes] | None
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal, once it is over."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for its exit code; `subprocess.TimeoutExpired` if it takes longer."""
+        ...
+
+
+class Starter(Protocol):
+    """Makes the processes of ranks."""
+
+    def may_start(self, is_connected: Callable[[int], bool]) -> bool:
+        """Tells whether one can be made now; asks whether a rank has used the device yet."""
+        ...
+
+    def start(self, rank: int, argv: Sequence[str], environment: dict[str, str]) -> Process:
+        """Makes one."""
+        ...
+
+
+class ExecStarter:
+    """Starts every rank anew."""
+
+    def may_start(self, is_connected: Callable[[int], bool]) -> bool:
+        """At any time."""
+        return True
+
+    def start(self, rank: int, argv: Sequence[str], environment: dict[str, str]) -> Process:
+        """Runs the command."""
+        return subprocess.Popen(
             argv,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -141,6 +172,15 @@ class _RankProcess:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+
+
+class _RankProcess:
+    """One running rank and the thread that copies its output."""
+
+    def __init__(self, rank: int, start: Callable[[], Process], log: Path, *, echo: bool) -> None:
+        self.rank = rank
+        self.start_ns = time.monotonic_ns()
+        self._process = start()
         prefix = f"[rank {rank}] " if echo else None
         self._copier = threading.Thread(target=_copy_output, args=(self._process.stdout, log, prefix), daemon=True)
         self._copier.start()
@@ -211,6 +251,7 @@ class RankGroup:
         echo: Also copy the output to stderr, each line with its rank.
         device: Kind of the device; says which libraries are preloaded.
         may_start: Asked before a rank is started; no means later.
+        starter: Makes the processes.
     """
 
     def __init__(
@@ -225,8 +266,10 @@ class RankGroup:
         echo: bool = False,
         device: str = "emulated",
         may_start: Callable[[int], bool] = lambda _: True,
+        starter: Starter | None = None,
     ) -> None:
         self._may_start = may_start
+        self._starter = starter or ExecStarter()
         self._seat_of = seat_of
         self._on_exit = on_exit
         self._num_waiting = num_waiting
@@ -269,7 +312,7 @@ class RankGroup:
     def _watch(self, waiting: deque[int], result: GroupResult) -> None:
         next_status = time.monotonic() + STATUS_EVERY_S
         while waiting or self._running:
-            while waiting and self._has_room() and self._may_start(waiting[0]):
+            while waiting and self._has_room() and self._is_startable(waiting[0]):
                 with self._signals.held():
                     self._start(waiting.popleft())
             self._reap(result)
@@ -283,11 +326,23 @@ class RankGroup:
     def _has_room(self) -> bool:
         return self._jobs <= 0 or len(self._running) - self._num_waiting() < self._jobs
 
+    def _is_startable(self, rank: int) -> bool:
+        # The second asks for a turn, which the rank then has.
+        return self._starter.may_start(self._is_connected) and self._may_start(rank)
+
+    def _is_connected(self, rank: int) -> bool:
+        """Tells whether a rank has used the device, or is over."""
+        if rank not in self._running:
+            return True
+        _, status = session_status(self._seats[rank].session)
+        return rank in status and status[rank].connected
+
     def _start(self, rank: int) -> None:
         self._seats[rank] = seat = self._seat_of(rank)
         environment = rank_environment(rank, seat.placement, self._shims, os.environ)
         try:
-            process = _RankProcess(rank, self._argv, environment, log_path(self._logs, rank), echo=self._echo)
+            start = functools.partial(self._starter.start, rank, self._argv, environment)
+            process = _RankProcess(rank, start, log_path(self._logs, rank), echo=self._echo)
         except OSError as error:
             raise RankFailedError(
                 f"cannot start `{self._argv[0]}`: {error.strerror}", rank=rank, returncode=127, last_op=""

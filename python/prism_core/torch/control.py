@@ -106,9 +106,13 @@ class ControlHook:
         self._lock = threading.Lock()
         self._counts: dict[tuple[str, ...], int] = {}
         self._local = threading.local()
+        self.take_rank()
+        self._c10d: Any = None
+
+    def take_rank(self) -> None:
+        """Reads from the environment which rank this is, and which others run."""
         self._rank = int(os.environ.get("PRISM_RANK", "0"))
         self._live = {int(rank) for rank in os.environ.get(ENV_LIVE, str(self._rank)).split(",")}
-        self._c10d: Any = None
 
     def install(self, c10d: ModuleType) -> None:
         """Wraps what is there; a program that calls a process group's methods itself goes past this."""

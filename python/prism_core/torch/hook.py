@@ -389,6 +389,26 @@ def install_values(finder: AfterImport) -> None:
         values.install(finder.add)
 
 
+#: What has read the environment: told when a forked process becomes a rank.
+_of_rank: list[Any] = []
+
+
+def take_rank() -> None:
+    """Makes a rank of a process that was forked from one with the hook: the environment says which."""
+    for part in _of_rank:
+        part.take_rank()
+
+
+def record_imports(finder: AfterImport) -> None:
+    """Tells the launcher what the program imports, where it asks for that."""
+    if not os.environ.get("PRISM_IMPORTS"):
+        return
+    recorder = sibling("imports").record()
+    sys.meta_path.insert(0, recorder)
+    finder.add("torch.distributed.distributed_c10d", recorder.install_distributed)
+    finder.add("torch.optim.optimizer", recorder.install_optimizer)
+
+
 def install() -> None:
     """Hooks the parts of PyTorch as they are imported."""
     library = load_library()
@@ -402,6 +422,7 @@ def install() -> None:
         memory.install(cuda)
 
     control = sibling("control").ControlHook(library.provide, iterations.begin)
+    _of_rank.append(control)
     groups = GroupHook(library)
 
     def install_collectives(c10d: ModuleType) -> None:
@@ -417,3 +438,4 @@ def install() -> None:
     finder = AfterImport(actions)
     sys.meta_path.insert(0, finder)
     install_values(finder)
+    record_imports(finder)

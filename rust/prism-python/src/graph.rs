@@ -1,12 +1,13 @@
 //! The execution graph and rank recordings.
 
-use crate::error::{ConfigError, from_graph, from_json, from_splice};
+use crate::error::{ConfigError, GraphFormatError, from_graph, from_json, from_splice};
 use crate::replay::profile_of;
 use prism_engine::ids::Rank;
 use prism_engine::slice::{recording::RankRecording, splice::splice};
 use prism_engine::{graph, prune};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -159,6 +160,19 @@ impl Recording {
     fn difference(&self, py: Python<'_>, other: PyRef<'_, Self>) -> Option<String> {
         let other = Arc::clone(&other.inner);
         py.detach(|| self.inner.difference(&other))
+    }
+
+    /// The program in a stored form, with a checksum; `info_json` is not part of it.
+    fn to_bytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &py.detach(|| self.inner.to_bytes()))
+    }
+
+    /// What `to_bytes` made, with its `info_json`. Raises GraphFormatError for other bytes.
+    #[staticmethod]
+    fn from_bytes(py: Python<'_>, data: &[u8], info: String) -> PyResult<Self> {
+        let recording = py.detach(|| RankRecording::from_bytes(data));
+        let inner = recording.map_err(|error| GraphFormatError::new_err(error.to_string()))?;
+        Ok(Self { inner: Arc::new(inner), info })
     }
 
     /// Communicators, process groups, unsupported calls and iterations, as JSON.

@@ -30,6 +30,8 @@ thread_local! {
     static IS_DRIVER: Cell<bool> = const { Cell::new(false) };
     static FLOOR: Cell<i64> = const { Cell::new(0) };
     static INSIDE: Cell<u32> = const { Cell::new(0) };
+    /// Has the thread read the clock since it last waited for a semaphore?
+    static HAS_READ: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Starts the clock: virtual time continues from the real time of this moment. Called once, while the session is made.
@@ -120,6 +122,7 @@ pub(crate) fn base(id: libc::clockid_t) -> Option<i64> {
 /// the machine, until it has read [`FREE_READS`] times without doing anything else: then it waits for a time, and each
 /// reading costs a little, so that the wait ends. Another thread pays from its own floor.
 pub(crate) fn read() -> i64 {
+    HAS_READ.set(true);
     let cost = READ_COST.load(Ordering::Relaxed);
     if is_driver() {
         let is_free = READS.fetch_add(1, Ordering::Relaxed) < FREE_READS;
@@ -142,6 +145,14 @@ pub(crate) fn refund_read() {
         }
     } else {
         FLOOR.set(FLOOR.get() - cost);
+    }
+}
+
+/// The calling thread waits for a semaphore, without a deadline. Python reads the clock before each such wait, as for every
+/// lock, and modules take locks while they are imported: how many depends on what has been imported already.
+pub(crate) fn refund_lock_read() {
+    if HAS_READ.replace(false) {
+        refund_read();
     }
 }
 

@@ -199,6 +199,12 @@ pub extern "C" fn prism_clear_group() -> c_int {
     })
 }
 
+/// Has a call of this process needed a device? 1 or 0. Of one that has, no rank can be forked. Connects nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn prism_is_touched() -> c_int {
+    guard(-1, || c_int::from(session::is_touched()))
+}
+
 /// Marks a point of the program (a [`MarkerKind`]) on a stream. 0 or -1.
 #[unsafe(no_mangle)]
 pub extern "C" fn prism_marker(kind: u32, stream: *mut c_void) -> c_int {

@@ -29,6 +29,8 @@ static GETTIMEOFDAY: Original = Original::new(c"gettimeofday", None);
 static TIME: Original = Original::new(c"time", None);
 static COND_TIMEDWAIT: Original = Original::new(c"pthread_cond_timedwait", Some(c"GLIBC_2.3.2"));
 static COND_CLOCKWAIT: Original = Original::new(c"pthread_cond_clockwait", None);
+static SEM_WAIT: Original = Original::new(c"sem_wait", None);
+static SEM_TRYWAIT: Original = Original::new(c"sem_trywait", None);
 static SEM_TIMEDWAIT: Original = Original::new(c"sem_timedwait", None);
 static SEM_CLOCKWAIT: Original = Original::new(c"sem_clockwait", None);
 
@@ -336,6 +338,26 @@ pub unsafe extern "C" fn pthread_cond_clockwait(
         Some(ns) if clock::base(id).is_some() => condition_wait(cond, id, ns, wait),
         _ => wait(deadline),
     }
+}
+
+/// # Safety
+/// As for `sem_wait(3)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sem_wait(semaphore: *mut libc::sem_t) -> c_int {
+    if clock::is_virtual() {
+        clock::refund_lock_read();
+    }
+    original!(SEM_WAIT, unsafe extern "C" fn(*mut libc::sem_t) -> c_int, -1, (semaphore))
+}
+
+/// # Safety
+/// As for `sem_trywait(3)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sem_trywait(semaphore: *mut libc::sem_t) -> c_int {
+    if clock::is_virtual() {
+        clock::refund_lock_read();
+    }
+    original!(SEM_TRYWAIT, unsafe extern "C" fn(*mut libc::sem_t) -> c_int, -1, (semaphore))
 }
 
 /// # Safety

@@ -72,10 +72,13 @@ fn modules() -> MutexGuard<'static, Vec<Module>> {
     MODULES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Set in a process that ranks are forked from: it has no session, they will.
+const ENV_FORKS: &str = "PRISM_FORKS";
+
 /// Without a session nothing is kept.
 fn keeps() -> bool {
     static KEEPS: OnceLock<bool> = OnceLock::new();
-    *KEEPS.get_or_init(|| std::env::var_os(ENV_SESSION).is_some())
+    *KEEPS.get_or_init(|| [ENV_SESSION, ENV_FORKS].iter().any(|name| std::env::var_os(name).is_some()))
 }
 
 /// A fat binary starts to register. Its handle is its address.

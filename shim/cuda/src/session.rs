@@ -77,6 +77,11 @@ pub(crate) fn is_connected() -> bool {
     STATE.load(Ordering::Acquire) == CONNECTED
 }
 
+/// Has any call of this process needed a device, whether there was one or not?
+pub(crate) fn is_touched() -> bool {
+    OUTCOME.get().is_some()
+}
+
 /// Has this process ever connected, and not been forked since? True until the very end: the virtual clock goes on after
 /// the device is gone.
 #[inline]
