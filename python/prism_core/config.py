@@ -162,3 +162,5 @@ class EmulateConfig:
     #: As for `CollectConfig`.
     rules: RulesLike | None = None
     strict_values: bool = False
+    #: Write the graph of what the ranks did here; every rank must be a sandbox.
+    record: Path | None = None

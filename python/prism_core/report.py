@@ -119,11 +119,28 @@ def collect_text(document: Mapping[str, Any]) -> str:
         ("roles", f"{document['roles']}, told apart by {document['role_distinction']}"),
         ("ops", f"{document['ops']:,}"),
         *(row for rank in document["ranks"] for row in _value_rows(f"rank {rank['rank']}", rank.get("values"))),
+        *_influence_rows(document.get("influence")),
         ("took", f"{_seconds(document['wall_ns'])}, largest rank {_mebibytes(document['peak_rank_rss_bytes'])}"),
         *(("note", note) for note in document["notes"]),
         *(("store", f"{note['rule']}: {note['key']}") for note in document["store"]),
     ]
     return _table(rows)
+
+
+def _influence_rows(influence: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
+    """How far the iteration time moves when a recording is left out."""
+    if influence is None:
+        return
+    if not influence["left_out"]:
+        yield "error bar", "none: every recording is the only one of its kind (run more ranks: --verify, --ranks all)"
+        return
+    error, largest = influence["error_ppm"] / 1e4, influence["largest_ppm"] / 1e4
+    rest = f", {influence['alone']} more are the only ones of their kind" if influence["alone"] else ""
+    count = len(influence["left_out"])
+    yield (
+        "error bar",
+        f"{error:.3f} % of the iteration time (at most {largest:.3f} %), {count} recordings left out{rest}",
+    )
 
 
 def replay_text(document: Mapping[str, Any]) -> str:
