@@ -16,8 +16,10 @@ from prism_core.calibrate import Sizes, calibrate_compute
 from prism_core.collect import collect as run_collect
 from prism_core.collect import tool_version
 from prism_core.config import DEFAULT_DEVICE, CollectConfig, EmulateConfig, parse_ranks, parse_slow
+from prism_core.contents import contents_text
 from prism_core.diagnose import diagnose as run_diagnose
 from prism_core.diagnose import diagnose_text
+from prism_core.difference import compare_graphs, difference_text
 from prism_core.emulate import emulate as run_emulate
 from prism_core.errors import PrismError, error_entry
 from prism_core.export import export as run_export
@@ -25,6 +27,7 @@ from prism_core.export import export_text, export_timeline
 from prism_core.kernels import import_kineto_kernels, table_report
 from prism_core.messages import import_goal
 from prism_core.nccl import parse_settings
+from prism_core.overlap import calibrate_overlap, overlap_report
 from prism_core.replay import inspect as read_graph
 from prism_core.replay import open_graph
 from prism_core.replay import replay as run_replay
@@ -110,15 +113,23 @@ def collect(
 def inspect(
     graph: AnyPath,
     sandbox: Annotated[str | None, typer.Option(help="List who exchanges data with these.", metavar="LIST")] = None,
+    against: Annotated[Path | None, typer.Option(help="Compare op for op; exit code 1 if they differ.")] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="Not compared: durations, host or memory.", metavar="WHAT")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show what is in a graph."""
+    """Show what is in a graph, or in what two graphs of a job differ."""
+    if against is not None:
+        compared = compare_graphs(graph, against, ignore or ())
+        _say(compared, difference_text, as_json)
+        raise typer.Exit(0 if compared["equal"] else 1)
     if sandbox is None:
         found = read_graph(graph)
     else:
         opened = open_graph(graph)
         found = read_graph(opened, parse_ranks(sandbox, opened.world_size))
-    _say(found, reports.inspect_text, as_json)
+    _say(found, contents_text, as_json)
 
 
 @app.command()
@@ -195,6 +206,16 @@ def calibrate(
     _say(calibrate_compute(output, sizes, dtype or ["bf16"]), table_report, as_json)
 
 
+@calibrates.command("overlap")
+def calibrate_beside_communication(
+    pairs: Annotated[Path, typer.Argument(help="Kernels alone and beside communication.", metavar="PAIRS.json")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The table to write.", metavar="OVERLAP.toml")],
+    as_json: Json = False,
+) -> None:
+    """Make factors for `replay --overlap` from pairs of measured durations."""
+    _say(calibrate_overlap(pairs, output), overlap_report, as_json)
+
+
 @app.command()
 def export(
     graph: GraphPath,
@@ -241,6 +262,9 @@ def emulate(
     kernels: Kernels = None,
     host_time: HostTime = "constant",
     fork_server: ForkServer = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Write the graph of what ran (every rank is a sandbox).", metavar="JOB.prism")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run the program as some ranks of the job, against the graph."""
@@ -249,6 +273,7 @@ def emulate(
         slow=parse_slow(slow or []), perturb=perturb, device=device, jobs=jobs, rules=rules,
         max_release_error_us=max_release_error, strict_values=strict_values, kernels=kernels or (), host_time=host_time,
         fork_server=fork_server,
+        record=record,
     )  # fmt: skip
     _say(run_emulate(config), reports.emulate_text, as_json)
 

@@ -19,6 +19,7 @@ from typing import Any
 from prism_core import _native
 from prism_core.command import ProgramCommand, check_world_size, parse_command
 from prism_core.config import CollectConfig, Device, parse_device, parse_ranks
+from prism_core.contents import META_RANKS, facts_of_ranks
 from prism_core.environment import Placement
 from prism_core.errors import ConfigError, SessionError
 from prism_core.fit import META as MEMORY_META
@@ -67,12 +68,14 @@ def collect(config: CollectConfig) -> dict[str, Any]:
     graph = collector.assemble(roles)
     graph_bytes = graph.save(str(config.output))
     summary = collector.summary(roles)
+    influence = collector.influence(roles)
     return {
         "world_size": config.world_size,
         "ops": graph.num_ops,
         "graph_bytes": graph_bytes,
         "graph": str(config.output),
         **summary,
+        **({"influence": influence} if influence is not None else {}),
         "wall_ns": time.monotonic_ns() - start,
         **memory_figures(),
     }
@@ -193,6 +196,7 @@ class _Collector:
             num_verified=config.num_verified,
             seed=config.seed,
             may_add=config.ranks == "auto",
+            compares_times=config.host_time == "constant",
         )
 
     def note(self, notes: Iterable[str]) -> None:
@@ -309,11 +313,23 @@ class _Collector:
 
     def assemble(self, roles: Roles) -> _native.Graph:
         """The graph of all ranks."""
+        recordings, assignment = self._cast(roles)
+        return _native.assemble(self._config.world_size, recordings, assignment, json.dumps(self._meta(roles)))
+
+    def _cast(self, roles: Roles) -> tuple[list[Any], list[int]]:
+        """The recordings, and for every rank the number of the one that plays it."""
         run = sorted(self._finder.recordings)
         index_of = {rank: index for index, rank in enumerate(run)}
-        recordings = [self._finder.recordings[rank] for rank in run]
-        assignment = [index_of[rank] for rank in roles.assignment]
-        return _native.assemble(self._config.world_size, recordings, assignment, json.dumps(self._meta(roles)))
+        return [self._finder.recordings[rank] for rank in run], [index_of[rank] for rank in roles.assignment]
+
+    def influence(self, roles: Roles) -> dict[str, Any] | None:
+        """How much the iteration time owes to each recording; `None` where times are computed, not measured."""
+        if self._config.host_time == "constant":
+            return None
+        recordings, assignment = self._cast(roles)
+        found = _native.influence_json(self._config.world_size, recordings, assignment, self._device.profile)
+        document: dict[str, Any] = json.loads(found)
+        return document
 
     def _meta(self, roles: Roles) -> dict[str, str]:
         num_run = len(self._finder.recordings)
@@ -324,6 +340,7 @@ class _Collector:
             "iterations": str(max(rank["iterations"] for rank in self._ranks.values())),
             META: self._told.to_meta(),
             MEMORY_META: to_meta(self._job_memory()),
+            META_RANKS: facts_of_ranks(self._ranks[rank] for rank in sorted(self._finder.recordings)),
             "profile": self._device.profile,
             "ranks_run": str(num_run),
             "ranks_inferred": str(self._config.world_size - num_run),

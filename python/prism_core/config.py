@@ -165,3 +165,5 @@ class EmulateConfig:
     rules: RulesLike | None = None
     strict_values: bool = False
     fork_server: bool | None = None
+    #: Write the graph of what the ranks did here; every rank must be a sandbox.
+    record: Path | None = None

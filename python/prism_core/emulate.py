@@ -42,6 +42,7 @@ from prism_core.nccl import differences, settings_of_environment, settings_of_pr
 from prism_core.perturb import perturbation_text
 from prism_core.published import META, PublishedValues
 from prism_core.real import assign_gpus, real_nccl, release_failure
+from prism_core.recorded import check_recording, graph_of_run
 from prism_core.replay import open_graph
 from prism_core.report import write_run
 from prism_core.rules import load_rules, load_value_rules
@@ -61,6 +62,7 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
     sandbox = check_ranks(config.sandbox, graph.world_size)
     slow = check_slow(config.slow, graph.world_size)
     perturb = perturbation_text(config.perturb)
+    check_recording(config.record, sandbox, graph.world_size)
     program = parse_command(config.command)
     check_world_size(program, graph.world_size, f"{config.graph} is a graph of")
     device = parse_device(config.device or graph.meta.get("device", ""))
@@ -87,6 +89,7 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
         "slow": slow,
         "perturb": perturb,
         "at_once": config.jobs,
+        "record": config.record is not None,
     }
     rules = load_rules(config.rules)
     if device.kind != "host" and (rules is not None or config.jobs):
@@ -125,6 +128,9 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
         except (KeyboardInterrupt, SystemExit) as interruption:
             failure = InterruptedRunError(interruption)
         notes = store.notes()
+        recorded_graph = (
+            graph_of_run(session, graph, sandbox) if config.record is not None and failure is None else None
+        )
         found: dict[str, Any] = json.loads(session.finish())
     for rank in found["ranks"]:
         rank["notes"], rank["values"] = split_notes(rank["notes"])
@@ -150,6 +156,8 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
     write_run(config.output, summary, timing)
     if failure is not None:
         raise failure
+    if recorded_graph is not None:
+        recorded_graph.save(str(config.record))
     return {**summary, **timing, "run": str(config.output)}
 
 

@@ -501,7 +501,7 @@ def _rank_failure(rank: int, result: GroupResult, ranks: dict[int, RankStatus], 
     where = "before its first op"
     if status.last_op:
         where = f"after {status.iterations} iterations, last op: {status.last_op}"
-    message = f"rank {rank} ended with exit code {code} {where} (output: {path})"
+    message = f"rank {rank} ended with exit code {code} {where} (output: {path}){_last_words(path)}"
     if result.uncatchable is not None and not status.connected:
         message += f"; {result.uncatchable}"
     return RankFailedError(message, rank=rank, returncode=code, last_op=status.last_op)
@@ -517,6 +517,12 @@ def _out_of_memory(rank: int, code: int, status: RankStatus, full: re.Match[str]
         f"rank {rank} ran out of device memory in iteration {status.iterations}{after}{at}: {full[1]} (output: {path})",
         rank=rank, returncode=code, last_op=status.last_op, iteration=status.iterations,
     )  # fmt: skip
+
+
+def _last_words(path: Path) -> str:
+    """The last line a program printed: usually why it ended."""
+    lines = [line.strip() for line in _read_tail(path).splitlines() if line.strip()]
+    return f"; it said: {lines[-1][:300]}" if lines else ""
 
 
 def _read_tail(path: Path, num_bytes: int = 16 * 1024) -> str:

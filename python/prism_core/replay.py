@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from prism_core import _native
 from prism_core.config import check_ranks, check_slow
+from prism_core.contents import describe
 from prism_core.errors import ConfigError
 from prism_core.messages import inspect_program, is_message_program, refuse_message_program, replay_program
 from prism_core.nccl import DEFAULT_PROFILE, differences, merged, settings_of_profile, with_settings
@@ -186,7 +187,7 @@ def inspect(
             raise ConfigError("sandbox is for execution graphs: nobody runs a message program (GOAL)")
         return inspect_program(graph_or_path)
     graph = graph_or_path if isinstance(graph_or_path, _native.Graph) else open_graph(graph_or_path)
-    summary: dict[str, Any] = json.loads(graph.summary_json())
+    summary = describe(graph)
     if sandbox is not None:
         chosen = check_ranks(sandbox, graph.world_size)
         summary |= {"sandbox": chosen, "materialised_ranks": graph.materialised_ranks(chosen)}

@@ -121,6 +121,7 @@ def collect_text(document: Mapping[str, Any]) -> str:
         ("ops", f"{document['ops']:,}"),
         *(row for rank in document["ranks"] for row in _collected_rank_rows(rank)),
         *job_rows(document.get("memory")),
+        *_influence_rows(document.get("influence")),
         ("took", f"{_seconds(document['wall_ns'])}, largest rank {_mebibytes(document['peak_rank_rss_bytes'])}"),
         *(("note", note) for note in document["notes"]),
         *(("store", f"{note['rule']}: {note['key']}") for note in document["store"]),
@@ -133,6 +134,22 @@ def _collected_rank_rows(rank: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     if "memory" in rank:
         yield f"{name} memory", f"{rank['memory']['verdict']} ({_mebibytes(rank['memory']['total_bytes'])} in all)"
     yield from _value_rows(name, rank.get("values"))
+
+
+def _influence_rows(influence: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
+    """How far the iteration time moves when a recording is left out."""
+    if influence is None:
+        return
+    if not influence["left_out"]:
+        yield "error bar", "none: every recording is the only one of its kind (run more ranks: --verify, --ranks all)"
+        return
+    error, largest = influence["error_ppm"] / 1e4, influence["largest_ppm"] / 1e4
+    rest = f", {influence['alone']} more are the only ones of their kind" if influence["alone"] else ""
+    count = len(influence["left_out"])
+    yield (
+        "error bar",
+        f"{error:.3f} % of the iteration time (at most {largest:.3f} %), {count} recordings left out{rest}",
+    )
 
 
 def replay_text(document: Mapping[str, Any]) -> str:

@@ -1,7 +1,8 @@
 //! Size of graphs, and what storing and opening them costs. Every case checks that the graph comes back before it is timed.
 //!
 //! `cargo bench -p prism-engine --bench graph [-- SECTION]` with the sections `own` (a transformer step in which every rank has
-//! durations of its own, 64 to 65,536 ranks) and `explicit` (every rank has a program of its own). Sizes are bytes per op of
+//! durations of its own, 64 to 65,536 ranks), `explicit` (every rank has a program of its own) and `layout` (8,192 ranks as TP 8 x PP
+//! 16 x DP 64, six layers a stage, 48 microbatches: the limits of the file are checked). Sizes are bytes per op of
 //! all ranks; CPU time, except for storing, which waits for the disk.
 
 #![allow(clippy::print_stdout, reason = "the numbers are the output")]
@@ -20,7 +21,7 @@ use std::time::Instant;
 
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
-    let sections: [(&str, fn()); 2] = [("own", own), ("explicit", explicit)];
+    let sections: [(&str, fn()); 3] = [("own", own), ("explicit", explicit), ("layout", layout)];
     for (name, section) in sections {
         if wanted.is_empty() || wanted.iter().any(|wanted| wanted == name) {
             section();
@@ -48,6 +49,17 @@ fn own() {
     }
 }
 
+/// A job as large as those the engine is for: what its file may have, by role and with durations of every rank.
+fn layout() {
+    heading();
+    let step = TransformerStep { dp: 64, tp: 8, pp: 16, microbatches: 48, layers: 6, ..TransformerStep::default() };
+    let step = step.graph().expect("valid");
+    let bytes = measure("TP8 PP16 DP64, roles repeat", || with_own_durations(&step, 0));
+    assert!(bytes <= 64 << 20, "{bytes} bytes where roles repeat");
+    let bytes = measure("the same, own durations", || with_own_durations(&step, 1000));
+    assert!(bytes <= 8 * step.num_ops(), "{bytes} bytes for {} ops", step.num_ops());
+}
+
 /// Programs that share nothing but their kinds of ops.
 fn explicit() {
     heading();
@@ -55,7 +67,7 @@ fn explicit() {
     measure("a program per rank, ps", || programs(512, 4000, 1));
 }
 
-fn measure(what: &str, build: impl Fn() -> Graph) {
+fn measure(what: &str, build: impl Fn() -> Graph) -> u64 {
     let (start, graph) = (cpu_time(), build());
     let built = cpu_time().saturating_sub(start);
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -80,6 +92,7 @@ fn measure(what: &str, build: impl Fn() -> Graph) {
         opened.as_secs_f64() * 1e6,
         checked.as_secs_f64() * 1e3,
     );
+    bytes
 }
 
 fn open(path: &Path, graph: &Graph) {

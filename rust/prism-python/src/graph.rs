@@ -3,7 +3,9 @@
 use crate::error::{ConfigError, GraphFormatError, from_graph, from_json, from_splice};
 use crate::replay::profile_of;
 use prism_engine::ids::Rank;
+use prism_engine::slice::clocks;
 use prism_engine::slice::{recording::RankRecording, splice::splice};
+use prism_engine::units::SimTime;
 use prism_engine::{graph, prune};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -74,6 +76,26 @@ impl Graph {
         py.detach(|| serde_json::to_string(&graph.summary())).map_err(|error| from_json("summary", &error))
     }
 
+    /// In what another graph differs from this one, op for op, as JSON. `ignore`: any of `durations`, `host`, `memory`.
+    #[pyo3(signature = (other, ignore=Vec::new()))]
+    fn difference_json(&self, py: Python<'_>, other: PyRef<'_, Self>, ignore: Vec<String>) -> PyResult<String> {
+        let mut chosen = graph::Ignore::default();
+        for name in &ignore {
+            match name.as_str() {
+                "durations" => chosen.durations = true,
+                "host" => chosen.host = true,
+                "memory" => chosen.memory = true,
+                other => {
+                    let message = format!("cannot leave '{other}' out of a comparison: durations, host or memory");
+                    return Err(ConfigError::new_err(message));
+                }
+            }
+        }
+        let (left, right) = (self.inner(py)?, other.inner(py)?);
+        py.detach(|| serde_json::to_string(&left.difference(&right, chosen)))
+            .map_err(|error| from_json("difference", &error))
+    }
+
     /// The virtual ranks that exchange data with these ranks when they run as a sandbox, ascending. `profile_toml` is
     /// another profile than the graph's. Raises ConfigError for a rank that is not of the job.
     #[pyo3(signature = (sandbox, profile_toml=None))]
@@ -87,6 +109,12 @@ impl Graph {
         let sandbox: BTreeSet<Rank> = sandbox.into_iter().map(Rank).collect();
         let kept = py.detach(|| prune::materialised(&graph, &sandbox, &profile));
         Ok(kept.difference(&sandbox).map(|rank| rank.0).collect())
+    }
+
+    /// For every rank the number of its role in the summary.
+    fn rank_roles(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
+        let graph = self.inner(py)?;
+        Ok(py.detach(|| (0..graph.world_size()).map(|rank| graph.rank_template(Rank(rank)).0).collect()))
     }
 
     /// Ranks of the job.
@@ -151,15 +179,27 @@ impl Recording {
         self.inner.ops.len()
     }
 
-    /// Hash of the program without the rank's own numbers: equal for ranks of one role.
-    fn digest(&self, py: Python<'_>) -> String {
-        py.detach(|| self.inner.digest())
+    /// Hash of the program without the rank's own numbers: equal for ranks of one role. Without `times`, durations and host
+    /// time do not count.
+    #[pyo3(signature = (*, times=true))]
+    fn digest(&self, py: Python<'_>, times: bool) -> String {
+        py.detach(|| if times { self.inner.digest() } else { self.inner.digest_without_times() })
     }
 
     /// The first difference to another recording, in words; None when the programs are equal.
-    fn difference(&self, py: Python<'_>, other: PyRef<'_, Self>) -> Option<String> {
+    #[pyo3(signature = (other, *, times=true))]
+    fn difference(&self, py: Python<'_>, other: PyRef<'_, Self>, times: bool) -> Option<String> {
         let other = Arc::clone(&other.inner);
-        py.detach(|| self.inner.difference(&other))
+        py.detach(|| if times { self.inner.difference(&other) } else { self.inner.difference_without_times(&other) })
+    }
+
+    /// The same recording, knowing when its collectives ended: op and ns since its program began. `assemble` brings such
+    /// recordings to one clock.
+    fn with_ends(&self, ends: Vec<(u32, i64)>) -> Self {
+        let mut recording = (*self.inner).clone();
+        let ends: Vec<_> = ends.into_iter().map(|(op, ns)| (op, SimTime::from_ns(ns))).collect();
+        clocks::set_ends(&mut recording, &ends);
+        Self { inner: Arc::new(recording), info: self.info.clone() }
     }
 
     /// The program in a stored form, with a checksum; `info_json` is not part of it.
@@ -182,7 +222,8 @@ impl Recording {
 }
 
 /// Joins recordings into the graph of the whole job. `assignment[rank]` is the index of the recording that stands for
-/// the rank; `meta_json` is an object of strings. Raises ConfigError naming rank and communicator when they do not fit.
+/// the rank; `meta_json` is an object of strings. Recordings that know when their collectives ended are brought to one clock
+/// first; meta `clocks` says how. Raises ConfigError naming rank and communicator when they do not fit.
 #[pyfunction]
 pub(crate) fn assemble(
     py: Python<'_>,
@@ -191,7 +232,8 @@ pub(crate) fn assemble(
     assignment: Vec<u32>,
     meta_json: &str,
 ) -> PyResult<Graph> {
-    let meta: BTreeMap<String, String> = serde_json::from_str(meta_json).map_err(|error| from_json("meta", &error))?;
+    let mut meta: BTreeMap<String, String> =
+        serde_json::from_str(meta_json).map_err(|error| from_json("meta", &error))?;
     if assignment.len() != world_size as usize {
         return Err(PyValueError::new_err(format!(
             "assignment has {} entries, the world {world_size} ranks",
@@ -199,11 +241,13 @@ pub(crate) fn assemble(
         )));
     }
     let recordings: Vec<_> = recordings.iter().map(|recording| Arc::clone(&recording.get().inner)).collect();
-    let inner = py
-        .detach(|| {
-            let recordings: Vec<_> = recordings.iter().map(|recording| (**recording).clone()).collect();
-            splice(world_size, &recordings, &assignment, &meta)
-        })
-        .map_err(|error| from_splice(&error))?;
+    let inner = py.detach(|| {
+        let mut recordings: Vec<_> = recordings.iter().map(|recording| (**recording).clone()).collect();
+        if let Some(found) = clocks::align(&mut recordings).map_err(ConfigError::new_err)? {
+            let names: Vec<_> = recordings.iter().map(|recording| recording.rank.to_string()).collect();
+            meta.insert("clocks".to_owned(), crate::slice::clocks_document(&names, &found).to_string());
+        }
+        splice(world_size, &recordings, &assignment, &meta).map_err(|error| from_splice(&error))
+    })?;
     Ok(inner.into())
 }

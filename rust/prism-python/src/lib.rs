@@ -11,6 +11,7 @@ mod graph;
 mod messages;
 mod replay;
 mod session;
+mod slice;
 mod spare;
 mod synthetic;
 
@@ -39,6 +40,8 @@ mod _native {
     use super::replay::{nccl_setting_names, profile_names, profile_toml, profile_with_nccl, replay_json};
     #[pymodule_export]
     use super::session::Session;
+    #[pymodule_export]
+    use super::slice::{influence_json, solve_clocks_json};
     #[pymodule_export]
     use super::spare::{
         Layout, spare_expected_masked, spare_frontier_json, spare_intervals, spare_law, spare_min_stacks,

@@ -98,7 +98,8 @@ fn at_once_of(options: &Value) -> PyResult<usize> {
 #[pymethods]
 impl Session {
     /// `options_json`: `mode` (collect or emulate), `world_size`, `profile` (TOML text), `live` (ranks), `slow`,
-    /// `host_time`, `kernels` (texts of kernel tables), `perturb` (TOML text, only to emulate), `at_once` (live ranks that run at a time; the others wait in their calls).
+    /// `host_time`, `kernels` (texts of kernel tables), `perturb` (TOML text, only to emulate), `at_once` (live ranks that run at a time; the others wait in their calls),
+    /// `record` (keep recordings when emulating, too).
     /// `values`: called with JSON of each call that virtual members take part in, from the session's threads.
     #[new]
     #[pyo3(signature = (options_json, graph=None, values=None))]
@@ -111,9 +112,13 @@ impl Session {
         let options: Value = serde_json::from_str(options_json).map_err(|error| from_json("options", &error))?;
         let graph = graph.map(|graph| graph.inner(py)).transpose()?;
         let at_once = at_once_of(&options)?;
+        let records = options.get("record").and_then(Value::as_bool).unwrap_or(false);
         let options = options_of(&options, graph.as_deref())?;
         let inner = hybrid::Session::new(options, graph).map_err(|error| from_session(&error))?;
         inner.play_at_once(at_once);
+        if records {
+            inner.keep_recordings();
+        }
         if let Some(values) = values {
             inner.set_values(Arc::new(PythonValues(values)));
         }
@@ -151,7 +156,7 @@ impl Session {
         py.detach(|| serde_json::to_string(&self.inner.status())).map_err(|error| from_json("status", &error))
     }
 
-    /// What a rank did (collect only). Raises ConfigError when the rank was not run.
+    /// What a rank did (collect, or with `record`). Raises ConfigError when the rank was not run.
     fn recording(&self, py: Python<'_>, rank: u32) -> PyResult<Recording> {
         let recording = py.detach(|| self.inner.recording(rank));
         let recording =

@@ -27,6 +27,7 @@
 mod builder;
 mod check;
 pub(crate) mod columns;
+mod difference;
 mod error;
 pub mod op;
 mod overrides;
@@ -37,6 +38,7 @@ mod text;
 mod view;
 
 pub use builder::GraphBuilder;
+pub use difference::{GraphDifference, Ignore, OpDifference};
 pub use error::GraphError;
 pub use store::GraphFile;
 pub use summary::{CommFamily, DeviceTime, GraphSummary, KindTotal, RoleSummary};

@@ -3,6 +3,7 @@
 use crate::graph::Graph;
 use crate::graph::columns::{compute_class, provenance, tag};
 use crate::graph::op::{CollectiveKind, ComputeClass, DataType, Op, OpKind, Provenance};
+use crate::graph::store::{Run, runs};
 use crate::ids::{CommId, Rank, TemplateId};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -43,12 +44,22 @@ pub struct RoleSummary {
     pub ranks: u32,
     /// The first of them.
     pub example_ranks: Vec<u32>,
+    /// All of them as runs of first, last and step; the first 256 runs.
+    pub rank_runs: Vec<[u32; 3]>,
     /// Length of the program.
     pub ops: u64,
     /// Streams it uses.
     pub streams: u32,
     /// Communicator slots it uses.
     pub slots: u32,
+    /// Iterations it ends.
+    pub iterations: u64,
+    /// Most memory that it has reserved from the driver at a time.
+    pub peak_device_bytes: u64,
+    /// Device time of computation, with the program's durations.
+    pub compute_ns: u64,
+    /// What it gives NCCL: element count times element size over all calls.
+    pub payload_bytes: u64,
 }
 
 /// Communicators of equal size and equal distance between neighbours.
@@ -62,6 +73,8 @@ pub struct CommFamily {
     pub count: u64,
     /// Members of the first, up to eight.
     pub example: Vec<u32>,
+    /// Calls on them over all ranks, by kind.
+    pub calls: BTreeMap<&'static str, u64>,
 }
 
 /// Calls of one kind.
@@ -85,6 +98,28 @@ pub struct DeviceTime {
 }
 
 const EXAMPLES: usize = 8;
+const RUNS: usize = 256;
+
+impl RoleSummary {
+    fn count(&mut self, ops: impl Iterator<Item = Op>) {
+        let (mut device, mut compute) = (0_u64, 0_i128);
+        for op in ops {
+            match op.kind {
+                OpKind::Alloc { bytes } => device = device.saturating_add(bytes),
+                OpKind::Free { bytes } => device = device.saturating_sub(bytes),
+                OpKind::IterationEnd => self.iterations += 1,
+                OpKind::Compute { duration, .. } => compute += i128::from(duration.as_ps()),
+                OpKind::Collective { dtype, count, .. } | OpKind::PointToPoint { dtype, count, .. } => {
+                    let bytes = count.saturating_mul(dtype.size_bytes());
+                    self.payload_bytes = self.payload_bytes.saturating_add(bytes);
+                }
+                _ => {}
+            }
+            self.peak_device_bytes = self.peak_device_bytes.max(device);
+        }
+        self.compute_ns = u64::try_from(compute / 1000).unwrap_or(u64::MAX);
+    }
+}
 
 impl Graph {
     /// Counts what is in the graph. O(template ops + ranks + memberships + overrides).
@@ -110,34 +145,69 @@ impl Graph {
     fn roles(&self) -> Vec<RoleSummary> {
         let role = |template| {
             let view = self.template(TemplateId(template as u32));
-            RoleSummary {
+            let mut role = RoleSummary {
                 name: view.name().to_owned(),
                 ranks: 0,
                 example_ranks: Vec::new(),
+                rank_runs: Vec::new(),
                 ops: view.len() as u64,
                 streams: view.num_streams(),
                 slots: view.num_slots(),
-            }
+                iterations: 0,
+                peak_device_bytes: 0,
+                compute_ns: 0,
+                payload_bytes: 0,
+            };
+            role.count(view.iter());
+            role
         };
         let mut roles: Vec<_> = (0..self.num_templates()).map(role).collect();
+        let mut ranks = vec![Vec::new(); roles.len()];
         for rank in 0..self.world_size() {
-            let role = &mut roles[self.rank_template(Rank(rank)).index()];
-            role.ranks += 1;
-            if role.example_ranks.len() < EXAMPLES {
-                role.example_ranks.push(rank);
-            }
+            ranks[self.rank_template(Rank(rank)).index()].push(rank);
+        }
+        for (role, ranks) in roles.iter_mut().zip(&ranks) {
+            role.ranks = ranks.len() as u32;
+            role.example_ranks = ranks.iter().copied().take(EXAMPLES).collect();
+            let run = |run: Run| [run.first, run.first + run.stride * (run.count - 1), run.stride.max(1)];
+            role.rank_runs = runs(ranks).take(RUNS).map(run).collect();
         }
         roles
     }
 
+    /// Calls on each communicator of the graph, by kind, over all its members.
+    fn calls(&self) -> Vec<BTreeMap<&'static str, u64>> {
+        let of_template = |template: usize| {
+            let mut calls: BTreeMap<(u32, &'static str), u64> = BTreeMap::new();
+            for op in self.template(TemplateId(template as u32)).iter() {
+                if let OpKind::Collective { slot, .. } | OpKind::PointToPoint { slot, .. } = op.kind {
+                    *calls.entry((slot.0, kind_name(&op.kind))).or_default() += 1;
+                }
+            }
+            calls
+        };
+        let by_template: Vec<_> = (0..self.num_templates()).map(of_template).collect();
+        let mut calls = vec![BTreeMap::new(); self.num_comms()];
+        for rank in (0..self.world_size()).map(Rank) {
+            let slots = self.rank_slots(rank);
+            for ((slot, kind), count) in &by_template[self.rank_template(rank).index()] {
+                *calls[slots[*slot as usize] as usize].entry(*kind).or_default() += count;
+            }
+        }
+        calls
+    }
+
     fn families(&self) -> Vec<CommFamily> {
         let mut families: BTreeMap<(u32, Option<i64>), CommFamily> = BTreeMap::new();
-        for comm in 0..self.num_comms() {
+        for (comm, calls) in self.calls().into_iter().enumerate() {
             let members = self.comm_members(CommId(comm as u32));
             let (size, stride) = (members.len() as u32, stride(members));
             let example = || members.iter().copied().take(EXAMPLES).collect();
             let family = families.entry((size, stride));
-            family.or_insert_with(|| CommFamily { size, stride, count: 0, example: example() }).count += 1;
+            let new = || CommFamily { size, stride, count: 0, example: example(), calls: BTreeMap::new() };
+            let family = family.or_insert_with(new);
+            family.count += 1;
+            calls.into_iter().for_each(|(kind, count)| *family.calls.entry(kind).or_default() += count);
         }
         families.into_values().rev().collect()
     }

@@ -101,6 +101,11 @@ impl Session {
         self.shared.exchange.take_turn(rank)
     }
 
+    /// Keeps what live ranks do as recordings, also when emulating. Before any process starts.
+    pub fn keep_recordings(&self) {
+        lock(&self.shared.state).keep_recordings();
+    }
+
     /// Who says what virtual members contribute (host device only). Before any process starts, and once.
     pub fn set_values(&self, provider: Arc<dyn ValueProvider>) {
         // A second one has nothing to say.
@@ -136,7 +141,7 @@ impl Session {
         summary::status(&lock(&self.shared.state))
     }
 
-    /// What `rank` did, as a recording (only when collecting).
+    /// What `rank` did, as a recording (when collecting, or if they are [kept](Self::keep_recordings)).
     pub fn recording(&self, rank: u32) -> Option<RankRecording> {
         lock(&self.shared.state).recording(rank)
     }

@@ -410,6 +410,12 @@ impl State {
         }
     }
 
+    pub(crate) fn keep_recordings(&mut self) {
+        for process in self.processes.values_mut() {
+            process.recorder.get_or_insert_default();
+        }
+    }
+
     pub(crate) fn recording(&self, rank: u32) -> Option<RankRecording> {
         self.processes.get(&rank)?.recording(self.world_size, &self.names)
     }

@@ -1,7 +1,7 @@
 //! What one rank of a job did, as it was observed.
 
 use crate::graph::columns::{OpRow, tag};
-use crate::graph::op::Op;
+use crate::graph::op::{Op, OpKind};
 use crate::ids::StreamId;
 use crate::units::SimTime;
 use serde::{Deserialize, Serialize};
@@ -106,19 +106,27 @@ impl RankRecording {
     /// A digest of what is the same for every rank of a role: the ops with their slots, names by their text. Stable over
     /// versions of this program that read the same recordings. FNV-1a, 128 bit, as hexadecimal digits.
     pub fn digest(&self) -> String {
-        self.digest_of(true)
+        self.digest_of(true, true)
     }
 
     /// As [`Self::digest`], but equal as well for programs that differ in nothing but the durations of computation.
     pub(super) fn digest_of_shape(&self) -> String {
-        self.digest_of(false)
+        self.digest_of(false, true)
     }
 
-    fn digest_of(&self, with_durations: bool) -> String {
+    /// As [`Self::digest`], but equal as well for programs that differ in nothing but times: where they were measured, no two
+    /// are equal.
+    pub fn digest_without_times(&self) -> String {
+        self.digest_of(false, false)
+    }
+
+    fn digest_of(&self, with_durations: bool, with_gaps: bool) -> String {
         let mut hash = Fnv128::default();
         for op in &self.ops {
             let (row, group) = OpRow::pack(op.stream, op.kind);
-            hash.write(&op.host_gap.as_ps().to_le_bytes());
+            if with_gaps {
+                hash.write(&op.host_gap.as_ps().to_le_bytes());
+            }
             hash.write(&[row.tag, row.a, row.b, row.c]);
             for field in [row.stream, row.slot, group] {
                 hash.write(&field.to_le_bytes());
@@ -139,10 +147,25 @@ impl RankRecording {
 
     /// The first thing in which the programs of two recordings differ, in words; `None` if their digests are equal.
     pub fn difference(&self, other: &Self) -> Option<String> {
+        self.difference_by(other, |op| op)
+    }
+
+    /// As [`Self::difference`], times aside.
+    pub fn difference_without_times(&self, other: &Self) -> Option<String> {
+        self.difference_by(other, |op| {
+            let mut op = Op { host_gap: SimTime::ZERO, ..op };
+            if let OpKind::Compute { duration, .. } = &mut op.kind {
+                *duration = SimTime::ZERO;
+            }
+            op
+        })
+    }
+
+    fn difference_by(&self, other: &Self, seen: impl Fn(Op) -> Op) -> Option<String> {
         let both = self.ops.iter().zip(&other.ops).enumerate();
         for (index, (mine, theirs)) in both {
-            let (mine, theirs) = (self.describe(mine), other.describe(theirs));
-            if mine != theirs {
+            if self.describe(&seen(*mine)) != other.describe(&seen(*theirs)) {
+                let (mine, theirs) = (self.describe(mine), other.describe(theirs));
                 return Some(format!("op {index}: rank {} {mine}; rank {} {theirs}", self.rank, other.rank));
             }
         }

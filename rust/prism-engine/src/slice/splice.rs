@@ -3,7 +3,7 @@
 use crate::graph::op::{Op, OpKind};
 use crate::graph::{Graph, GraphBuilder, GraphError};
 use crate::ids::{CommId, NameId, Rank, TemplateId};
-use crate::slice::recording::{CommOrigin, ProcessGroup, RankRecording};
+use crate::slice::recording::{CommOrigin, ProcessGroup, RankRecording, RecordedComm};
 use crate::units::SimTime;
 use indexmap::IndexSet;
 use rustc_hash::{FxBuildHasher, FxHashMap};
@@ -152,13 +152,8 @@ impl<'a> Splicer<'a> {
     /// older than another on all its members alike, so they all agree.
     fn comm(&mut self, found: &[(ListId, CommOrigin)], slot: usize) -> CommId {
         let (list, origin) = found[slot];
-        let key = |origin: CommOrigin| match origin {
-            CommOrigin::Group { ordinal, instance } => (instance, ordinal, 0),
-            CommOrigin::Pair { ordinal, instance, .. } => (instance, ordinal, 1),
-            CommOrigin::Explicit => (u32::MAX, u32::MAX, 2),
-        };
         let earlier = found.iter().enumerate().filter(|(other_slot, (other, other_origin))| {
-            *other == list && (key(*other_origin), *other_slot) < (key(origin), slot)
+            *other == list && (age(*other_origin), *other_slot) < (age(origin), slot)
         });
         let number = earlier.count() as u32;
         if let Some(comm) = self.comms.get(&(list, number)) {
@@ -256,6 +251,24 @@ impl<'a> Splicer<'a> {
             }
         }
     }
+}
+
+/// The order in which members of several communicators tell them apart.
+fn age(origin: CommOrigin) -> (u32, u32, u8) {
+    match origin {
+        CommOrigin::Group { ordinal, instance } => (instance, ordinal, 0),
+        CommOrigin::Pair { ordinal, instance, .. } => (instance, ordinal, 1),
+        CommOrigin::Explicit => (u32::MAX, u32::MAX, 2),
+    }
+}
+
+/// How many of a rank's communicators with the members of the one in `slot` come before it.
+pub(super) fn comm_number(comms: &[RecordedComm], slot: usize) -> u32 {
+    let own = &comms[slot];
+    let earlier = comms.iter().enumerate().filter(|(other_slot, other)| {
+        other.members == own.members && (age(other.origin), *other_slot) < (age(own.origin), slot)
+    });
+    earlier.count() as u32
 }
 
 /// The pair of group ranks that `own` has if `recorded` has `lo` and `hi`: the partner is at the same distance in the ring

@@ -1,0 +1,224 @@
+"""A map of a job: which rank has which role, along the axes that its communicators span.
+
+The axes are found from the graph alone. Communicators whose members are evenly spaced span an axis: its stride is the
+distance between neighbours, its size their number. Axes in order of stride number the ranks as a program does that
+makes a mesh: rank = first place + second place * size of the first axis + ...
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: Widest line of a drawn map.
+WIDTH = 80
+_ROWS = 40
+_MESSAGES = frozenset({"send", "recv"})
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Ranks at equal distances.
+
+    Attributes:
+        size: How many.
+        stride: Distance between neighbours.
+        kind: What they do with each other: `pipeline` (messages), `expert` (all-to-all), `data` (all-reduce), `shard`
+            (all-gather, reduce-scatter), or `rest` where no communicator says.
+    """
+
+    size: int
+    stride: int
+    kind: str
+
+    def place(self, rank: int) -> int:
+        """Where a rank is along the axis."""
+        return rank // self.stride % self.size
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"kind": self.kind, "size": self.size, "stride": self.stride}
+
+
+def find_axes(world_size: int, families: Sequence[Mapping[str, Any]]) -> list[Axis]:
+    """The axes of a job, by ascending stride; their sizes multiply to the world size."""
+    even = [family for family in families if family["stride"] is not None and family["stride"] > 0]
+    axes: list[Axis] = []
+    stride = 1
+    while stride < world_size:
+        axis = _next_axis(world_size, stride, even)
+        axes.append(axis)
+        stride *= axis.size
+    return axes
+
+
+def _next_axis(world_size: int, stride: int, families: Sequence[Mapping[str, Any]]) -> Axis:
+    def fits(size: int) -> bool:
+        return size > 1 and world_size % (stride * size) == 0
+
+    here = [family for family in families if family["stride"] == stride and fits(family["size"])]
+    pairs = [family for family in here if family["size"] == 2 and set(family["calls"]) <= _MESSAGES]
+    groups = [family for family in here if family not in pairs and family["calls"]]
+    has_messages = bool(pairs) or any(_MESSAGES & set(family["calls"]) for family in here)
+    if groups:
+        group = min(groups, key=lambda family: family["size"])
+        return Axis(group["size"], stride, "pipeline" if has_messages else _kind(group["calls"]))
+    # Up to where the next communicators begin.
+    further = sorted({family["stride"] for family in families if family["stride"] > stride and family["calls"]})
+    sizes = [other // stride for other in further if other % stride == 0 and fits(other // stride)]
+    size = min(sizes, default=world_size // stride)
+    if not fits(size):
+        size = world_size // stride if world_size % stride == 0 else 1
+    return Axis(max(size, 2), stride, "pipeline" if has_messages else "rest")
+
+
+def _kind(calls: Mapping[str, int]) -> str:
+    if "all_to_all" in calls:
+        return "expert"
+    if "all_gather" in calls or "reduce_scatter" in calls:
+        return "shard"
+    return "data"
+
+
+def letters(number: int) -> str:
+    """A short name of a role: A to Z, AA, AB and so on."""
+    name = ""
+    number += 1
+    while number:
+        number, rest = divmod(number - 1, 26)
+        name = string.ascii_uppercase[rest] + name
+    return name
+
+
+def role_map(world_size: int, roles: Sequence[int], families: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The map as data.
+
+    Args:
+        world_size: Ranks of the job.
+        roles: For every rank the number of its role.
+        families: Communicators, as `prism inspect --json` has them.
+
+    Returns:
+        `axes`; `collapsed`, the numbers of axes along which roles do not change; `rows`: axes of the rows with the
+        places of each, and `cells` as runs of role and count along the last axis that is not collapsed.
+    """
+    axes = find_axes(world_size, families)
+    if _product(axes) != world_size:
+        axes = [Axis(world_size, 1, "rest")] if world_size > 1 else []
+    kept = [index for index, axis in enumerate(axes) if not _is_constant(axis, roles)]
+    columns = _column_axis(axes, kept)
+    row_axes = sorted((index for index in kept if index != columns), key=lambda index: -axes[index].stride)
+    rows = [
+        {"places": places, "cells": _cells(axes, columns, rank, roles)}
+        for places, rank in _places(axes, row_axes)
+    ]  # fmt: skip
+    return {
+        "axes": [axis.to_dict() for axis in axes],
+        "collapsed": [index for index in range(len(axes)) if index not in kept],
+        "row_axes": row_axes,
+        "column_axis": columns,
+        "rows": rows,
+    }
+
+
+def _product(axes: Iterable[Axis]) -> int:
+    product = 1
+    for axis in axes:
+        product *= axis.size
+    return product
+
+
+def _is_constant(axis: Axis, roles: Sequence[int]) -> bool:
+    """Tells whether every rank has the role of its neighbour along the axis."""
+    return all(
+        roles[rank] == roles[rank - axis.stride] for rank in range(len(roles)) if axis.place(rank) > 0
+    )  # fmt: skip
+
+
+def _column_axis(axes: Sequence[Axis], kept: Sequence[int]) -> int | None:
+    """The axis across the page: the stages of a pipeline run down it, if another one can run across."""
+    candidates = [index for index in kept if axes[index].kind != "pipeline"] or list(kept)
+    if not candidates or (len(kept) == 1 and axes[kept[0]].kind == "pipeline"):
+        return None
+    return max(candidates, key=lambda index: (axes[index].size, -index))
+
+
+def _places(axes: Sequence[Axis], row_axes: Sequence[int]) -> Iterable[tuple[list[int], int]]:
+    """Every combination of places along the row axes, with the first rank there."""
+    combinations: list[tuple[list[int], int]] = [([], 0)]
+    for index in row_axes:
+        axis = axes[index]
+        combinations = [
+            ([*places, place], rank + place * axis.stride)
+            for places, rank in combinations
+            for place in range(axis.size)
+        ]
+    return combinations
+
+
+def _cells(axes: Sequence[Axis], columns: int | None, rank: int, roles: Sequence[int]) -> list[list[int]]:
+    if columns is None:
+        return [[roles[rank], 1]]
+    axis = axes[columns]
+    runs: list[list[int]] = []
+    for place in range(axis.size):
+        role = roles[rank + place * axis.stride]
+        if runs and runs[-1][0] == role:
+            runs[-1][1] += 1
+        else:
+            runs.append([role, 1])
+    return runs
+
+
+def draw(document: Mapping[str, Any], width: int = WIDTH) -> list[str]:
+    """The map as lines of at most `width` characters."""
+    axes = document["axes"]
+    if not axes:
+        return ["A"]
+    lines = _axis_lines(document)
+    rows = document["rows"]
+    labels = [_row_label(document, row["places"]) for row in rows]
+    drawn: list[tuple[str, str]] = []
+    index = 0
+    while index < len(rows):
+        last = index
+        while last + 1 < len(rows) and rows[last + 1]["cells"] == rows[index]["cells"]:
+            last += 1
+        label = labels[index] if last == index else f"{labels[index]} .. {labels[last]}"
+        drawn.append((label, ""))
+        drawn[-1] = (label, _cells_text(rows[index]["cells"]))
+        index = last + 1
+    label_width = max(len(label) for label, _ in drawn)
+    lines += [f"{label:<{label_width}}  {cells}" for label, cells in drawn[:_ROWS]]
+    if len(drawn) > _ROWS:
+        lines.append(f"... {len(drawn) - _ROWS} more rows")
+    return [line if len(line) <= width else line[: width - 3] + "..." for line in lines]
+
+
+def _axis_lines(document: Mapping[str, Any]) -> list[str]:
+    def text(index: int) -> str:
+        axis = document["axes"][index]
+        return f"{axis['kind']} {axis['size']} (every {axis['stride']})"
+
+    down = ", ".join(map(text, document["row_axes"])) or "-"
+    across = text(document["column_axis"]) if document["column_axis"] is not None else "-"
+    alike = ", ".join(map(text, document["collapsed"]))
+    return [f"down: {down}; across: {across}", *([f"alike along {alike}"] if alike else [])]
+
+
+def _row_label(document: Mapping[str, Any], places: Sequence[int]) -> str:
+    axes = document["axes"]
+    return " ".join(
+        f"{axes[index]['kind']} {place}" for index, place in zip(document["row_axes"], places, strict=True)
+    ) or "all"  # fmt: skip
+
+
+def _cells_text(cells: Sequence[Sequence[int]]) -> str:
+    """One name per rank where that is short, else names with counts."""
+    count = sum(number for _, number in cells)
+    names = [(letters(role), number) for role, number in cells]
+    if count <= 32 and all(len(name) == 1 for name, _ in names):
+        return "".join(name * number for name, number in names)
+    return " ".join(name if number == 1 else f"{name}*{number}" for name, number in names)

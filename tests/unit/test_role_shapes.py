@@ -1,0 +1,163 @@
+"""Roles of jobs in which ranks differ in unexpected ways: nobody is given another's program, or it is said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+from prism_core.errors import RoleError
+from prism_core.roles import Positions, RoleFinder, Roles, distinctions
+
+
+@dataclass
+class FakeRecording:
+    """A program is anything that can be compared; times are told apart from the rest."""
+
+    rank: int
+    program: object
+    times: object = None
+
+    def digest(self, *, times: bool = True) -> str:
+        return str((self.program, self.times if times else None))
+
+    def difference(self, other: FakeRecording, *, times: bool = True) -> str | None:
+        if self.digest(times=times) == other.digest(times=times):
+            return None
+        return f"op 3: {self.program} against {other.program}"
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Megatron's order: tensor, then data, then pipeline; experts over consecutive data-parallel ranks."""
+
+    tp: int
+    dp: int
+    pp: int
+    ep: int = 1
+
+    @property
+    def world(self) -> int:
+        return self.tp * self.dp * self.pp
+
+    def place(self, rank: int) -> tuple[int, int, int]:
+        return rank % self.tp, rank // self.tp % self.dp, rank // (self.tp * self.dp)
+
+    def groups(self) -> list[list[int]]:
+        def along(size: int, stride: int, block: int | None = None) -> list[list[int]]:
+            width = (block or size) * stride
+            starts = [rank for rank in range(self.world) if rank % width < stride]
+            return [list(range(start + first * stride, start + (first + size) * stride, stride))
+                    for start in starts for first in range(0, block or size, size)]  # fmt: skip
+
+        groups = [list(range(self.world)), *along(self.dp, self.tp), *along(self.tp, 1)]
+        groups += along(self.pp, self.tp * self.dp)
+        if self.ep > 1:
+            groups += along(self.ep, self.tp, self.dp)
+        return groups
+
+
+#: Ordinals of a rank's groups in `Mesh.groups`.
+DATA, TENSOR, PIPELINE, EXPERT = 1, 2, 3, 4
+
+
+def find(
+    mesh: Mesh, program_of: Callable[[int], object], p2p: Sequence[int], **options: object
+) -> tuple[RoleFinder, Roles]:
+    def run(ranks: Sequence[int]) -> list[FakeRecording]:
+        return [FakeRecording(rank, program_of(rank)) for rank in ranks]
+
+    search = RoleFinder(world_size=mesh.world, gpus_per_node=8, run=run, **options)  # type: ignore[arg-type]
+    positions = Positions(mesh.groups(), mesh.world)
+    base = mesh.world // 2
+    first = sorted({0, base, mesh.world - 1})
+    roles = search.infer(first, base, lambda recording: distinctions(positions, recording.rank, p2p, 8))
+    return search, roles
+
+
+def assert_right(mesh: Mesh, roles: Roles, program_of: Callable[[int], object]) -> None:
+    assert [program_of(rank) for rank in roles.assignment] == [program_of(rank) for rank in range(mesh.world)]
+
+
+def test_uneven_pipelines() -> None:
+    """Stages of 5, 6, 6, 6, 6, 6, 6 and 5 layers, as 46 layers over 8 stages with light ends."""
+    mesh = Mesh(tp=8, dp=64, pp=8)
+
+    def program_of(rank: int) -> object:
+        stage = mesh.place(rank)[2]
+        return "first" if stage == 0 else "last" if stage == 7 else "middle", 5 if stage in (0, 7) else 6
+
+    search, roles = find(mesh, program_of, [PIPELINE])
+    assert_right(mesh, roles, program_of)
+    assert roles.num_roles == 3 and len(search.recordings) <= 14
+
+
+def test_tied_embeddings() -> None:
+    """First and last stage share the embedding's gradient, in a group that the stages between do not have."""
+    mesh = Mesh(tp=2, dp=8, pp=4)
+
+    def program_of(rank: int) -> object:
+        stage = mesh.place(rank)[2]
+        return stage, "embedding all-reduce" if stage in (0, 3) else ""
+
+    _, roles = find(mesh, program_of, [PIPELINE])
+    assert_right(mesh, roles, program_of)
+    assert roles.num_roles == 4
+
+
+@pytest.mark.parametrize("routing", ["by position in the expert group", "the first expert is shared", "all alike"])
+def test_mixtures_of_experts(routing: str) -> None:
+    """Counts of tokens depend on which experts a rank has, or one of them is everybody's."""
+    mesh = Mesh(tp=2, dp=16, pp=2, ep=8)
+
+    def program_of(rank: int) -> object:
+        _, data, stage = mesh.place(rank)
+        expert = data % mesh.ep
+        kind = {"by": expert, "the": expert == 0, "all": 0}[routing.split()[0]]
+        return stage, kind
+
+    search, roles = find(mesh, program_of, [PIPELINE], num_verified=8)
+    assert_right(mesh, roles, program_of)
+    assert len(search.recordings) <= mesh.world
+
+
+def test_ranks_that_differ_in_sizes_alone() -> None:
+    """4,100 rows over 1,024 ranks: five rows for the first 820, none for those from 820 on."""
+    mesh = Mesh(tp=1, dp=1024, pp=1)
+
+    def program_of(rank: int) -> object:
+        return min(5, max(0, 4100 - 5 * rank))
+
+    search, roles = find(mesh, program_of, [])
+    assert_right(mesh, roles, program_of)
+    assert len(search.recordings) <= 24
+
+
+def test_a_rank_that_disagrees_with_its_role_is_named_with_the_op() -> None:
+    mesh = Mesh(tp=1, dp=128, pp=1)
+    with pytest.raises(RoleError) as caught:
+        find(mesh, lambda rank: "odd" if rank == 77 else "usual", [], num_verified=127)
+    text = str(caught.value)
+    assert re.search(r"rank 77 is not like rank \d+ \(op 3: odd against usual\)", text)
+    assert text.endswith("collect with --ranks all, or name the ranks to run")
+
+
+def test_measured_times_make_no_roles() -> None:
+    """No two ranks take the same time; they are equal all the same, and differ where their calls do."""
+    mesh = Mesh(tp=1, dp=64, pp=4)
+
+    def run(ranks: Sequence[int]) -> list[FakeRecording]:
+        return [FakeRecording(rank, mesh.place(rank)[2], times=rank) for rank in ranks]
+
+    def infer(**options: object) -> tuple[RoleFinder, Roles]:
+        search = RoleFinder(world_size=mesh.world, gpus_per_node=8, run=run, **options)  # type: ignore[arg-type]
+        positions = Positions(mesh.groups(), mesh.world)
+        ways = lambda recording: distinctions(positions, recording.rank, [PIPELINE], 8)  # noqa: E731
+        return search, search.infer([0, 128, 255], 128, ways)
+
+    search, roles = infer(compares_times=False)
+    assert roles.num_roles == 4 and len(search.recordings) <= 10
+    assert all(mesh.place(roles.assignment[rank])[2] == mesh.place(rank)[2] for rank in range(mesh.world))
+    with pytest.raises(RoleError, match="ranks that look equal are not"):
+        infer(compares_times=True)
