@@ -47,8 +47,15 @@ fn simulator() {
     for (r, shape) in [(10, None), (10, Some(0.78))] {
         let distribution = shape.map_or(Distribution::Exponential, |shape| Distribution::Weibull { shape });
         let setup = Setup {
-            job: Job { groups: 1000, steps: 10_000, compute_s: 64.0, all_reduce_s: 10.0, jitter: 0.05, data_s: 0.0 },
-            failures: Failures { group_mtbf_s: 300e3, distribution, domain_groups: 0, domain_mtbf_s: 0.0 },
+            job: Job {
+                groups: 1000,
+                steps: 10_000,
+                compute_s: 64.0,
+                all_reduce_s: 10.0,
+                jitter: 0.05,
+                ..Job::default()
+            },
+            failures: Failures { group_mtbf_s: 300e3, distribution, ..Failures::default() },
             recovery: Recovery {
                 save_s: 58.8,
                 stall_s: 58.8,
@@ -56,8 +63,7 @@ fn simulator() {
                 restart_s: 3600.0,
                 detection_s: 0.0,
                 shrink_s: 0.1,
-                repair_s: 0.0,
-                swap_s: 0.0,
+                ..Recovery::default()
             },
             policy: Policy::Spare { r, placement: Placement::Golomb },
             published: true,

@@ -136,7 +136,7 @@ impl Layout {
         }
         let mut moves = Vec::new();
         let action = self.lose(groups, &mut moves);
-        let lost = (0..).zip(&self.hosts_left).filter(|(_, left)| **left == 0).map(|(shard, _)| shard).collect();
+        let lost = self.lost().collect();
         let computed_by = if action == Action::WipeOut { Vec::new() } else { self.computed_by() };
         Ok(Plan { action, stacks: self.stacks, moves, computed_by, lost })
     }
@@ -169,6 +169,85 @@ impl Layout {
         orphans.sort_unstable();
         self.reorder(&orphans, moves);
         Action::Reorder
+    }
+
+    /// Groups that had failed are live again, with their initial stacks. Stacks become as short as they can be: from the next
+    /// step on every live group computes the new `stacks` entries. Every group may be named once, and must have failed.
+    pub fn rejoin(&mut self, groups: &[u32]) -> Result<Plan, SpareError> {
+        for (at, group) in groups.iter().enumerate() {
+            if *group >= self.initial.len() {
+                let expected = format!("the groups are 0 to {}", self.initial.len() - 1);
+                return Err(SpareError::invalid("groups", group, expected));
+            }
+            if self.is_live(*group) || groups[..at].contains(group) {
+                return Err(SpareError::invalid("groups", group, "the group has not failed"));
+            }
+        }
+        let (before, mut moves) = (self.stacks, Vec::new());
+        self.revive(groups, &mut moves);
+        let lost: Vec<u32> = self.lost().collect();
+        let action = match (lost.is_empty(), moves.is_empty() && self.stacks == before) {
+            (false, _) => Action::WipeOut,
+            (true, true) => Action::Continue,
+            (true, false) => Action::Reorder,
+        };
+        let computed_by = if lost.is_empty() { self.computed_by() } else { Vec::new() };
+        Ok(Plan { action, stacks: self.stacks, moves, computed_by, lost })
+    }
+
+    /// [`Self::rejoin`] without checks and without the table of who computes what.
+    pub(crate) fn revive(&mut self, groups: &[u32], moves: &mut Vec<Move>) {
+        moves.clear();
+        for group in groups {
+            let at = *group as usize;
+            self.is_live[at] = true;
+            self.live += 1;
+            self.order[at].clone_from(&self.initial.of_group[at]);
+            for shard in &self.initial.of_group[at] {
+                self.hosts_left[*shard as usize] += 1;
+            }
+        }
+        self.shorten(moves);
+    }
+
+    /// The live groups begin anew with their initial stacks, as short as they can be.
+    pub(crate) fn reorder_anew(&mut self) {
+        for (group, order) in self.order.iter_mut().enumerate() {
+            order.clone_from(&self.initial.of_group[group]);
+        }
+        self.shorten(&mut Vec::new());
+    }
+
+    /// Has every type a live host?
+    #[must_use]
+    pub fn is_covered(&self) -> bool {
+        self.hosts_left.iter().all(|left| *left > 0)
+    }
+
+    fn lost(&self) -> impl Iterator<Item = u32> + '_ {
+        (0..).zip(&self.hosts_left).filter(|(_, left)| **left == 0).map(|(shard, _)| shard)
+    }
+
+    /// Finds the least number of entries with which the live groups cover every type.
+    fn shorten(&mut self, moves: &mut Vec<Move>) {
+        if !self.is_covered() {
+            return self.count_cover();
+        }
+        // With all its entries every group covers what it can, so this ends.
+        let most = self.order.iter().map(Vec::len).max().unwrap_or(1) as u32;
+        let mut search = std::mem::take(&mut self.search);
+        for stacks in self.initial.len().div_ceil(self.live)..=most {
+            self.stacks = stacks;
+            self.count_cover();
+            let orphans: Vec<u32> = (0..).zip(&self.cover).filter(|(_, n)| **n == 0).map(|(shard, _)| shard).collect();
+            search.begin(self);
+            if search.seat(self, &orphans, stacks) {
+                search.moved(self, moves);
+                self.apply(stacks, &search, moves);
+                break;
+            }
+        }
+        self.search = search;
     }
 
     /// The first of the live groups that compute each type.

@@ -8,12 +8,14 @@
 //!
 //! - [`ruler`], [`placement`]: which group holds which types;
 //! - [`matching`], [`layout`]: the controller: who computes what after a failure;
+//! - [`job`]: what a collected graph says about all that, and its steps after failures, for replay;
 //! - [`laws`]: closed forms, each with the range in which it holds;
 //! - [`simulate`]: discrete-event simulation of SPARe and of other policies on one failure trace;
 //! - [`plan`]: redundancy, placement and checkpoint interval for the least expected time.
 //!
 //! Times are seconds: a job takes weeks, and no input is known to a nanosecond.
 
+pub mod job;
 pub mod laws;
 pub mod layout;
 pub mod matching;

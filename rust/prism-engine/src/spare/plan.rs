@@ -220,14 +220,9 @@ fn simulate(question: &Question, policy: Policy, checkpoint_steps: u64, seeds: u
     Ok(summarise(&run_seeds(&setup, 0..seeds, question.threads)?))
 }
 
-/// Mean time between failures of any of the groups, seconds. A failing domain counts once.
+/// Mean time between failures of anything, seconds.
 fn system_mtbf(question: &Question) -> f64 {
-    let groups = f64::from(question.job.groups);
-    let mut rate = groups / question.failures.group_mtbf_s;
-    if question.failures.domain_groups > 0 {
-        rate += (groups / f64::from(question.failures.domain_groups)).ceil() / question.failures.domain_mtbf_s;
-    }
-    1.0 / rate
+    question.failures.system_mtbf_s(question.job.groups)
 }
 
 /// All redundancies and placements that can be had, with what the closed forms say.
@@ -355,7 +350,7 @@ fn alternatives(question: &Question) -> Result<Vec<Choice>, SpareError> {
         choices.push(other("checkpoint", steps, Some(expected), Some(simulated)));
     }
     // Without a repair time nobody knows how much smaller the job is meanwhile.
-    if question.recovery.repair_s > 0.0 {
+    if question.recovery.repair_s.is_some() {
         let simulated = simulate(question, Policy::Elastic, steps, question.seeds)?;
         choices.push(other("elastic", steps, None, Some(simulated)));
     }
@@ -386,7 +381,7 @@ fn sensitivities(question: &Question, best: &Candidate, seeds: u64) -> Result<Ve
     let inputs: [(&'static str, Change); 5] = [
         ("mtbf", |question, by| {
             question.failures.group_mtbf_s *= by;
-            question.failures.domain_mtbf_s *= by;
+            question.failures.domains.iter_mut().for_each(|domain| domain.mtbf_s *= by);
         }),
         ("restart", |question, by| question.recovery.restart_s *= by),
         ("checkpoint", |question, by| {

@@ -6,13 +6,17 @@
 //! one jitter for all entries of a step, and `ceil(N/r)` blocks of which the last may be a singleton. Otherwise both are put
 //! right.
 
+mod normal;
 mod policy;
+mod recover;
 mod statistics;
+mod timeline;
 mod trace;
 
-pub use policy::run;
+pub use policy::{run, run_with_timeline};
 pub use statistics::{Band, Summary, summarise};
-pub use trace::{Distribution, Failures};
+pub use timeline::{Activity, MAX_SPANS, Span};
+pub use trace::{Distribution, Domain, Failures, MAX_TRACE, Trace, TracedFailure};
 
 use super::placement::Placement;
 use super::{SpareError, check_groups, check_redundancy, not_negative, positive};
@@ -20,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;
 
 /// The job.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Job {
     /// Model-parallel groups, `N`; also the number of shard types.
@@ -35,10 +39,14 @@ pub struct Job {
     pub jitter: f64,
     /// Time to read the data of one more stack entry in every step, seconds; not hidden behind compute.
     pub data_s: f64,
+    /// Time to read the data of one type for one step in the background, seconds. A group reads those of all the types it
+    /// holds, so that it can take over any of them at once: no step is shorter than `r` times this.
+    #[serde(default)]
+    pub prefetch_s: f64,
 }
 
 /// What a failure costs.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recovery {
     /// Time to write a checkpoint, seconds.
@@ -53,10 +61,44 @@ pub struct Recovery {
     pub detection_s: f64,
     /// Time to shrink a communicator, seconds.
     pub shrink_s: f64,
-    /// Until a failed group can join again, seconds (elastic shrinking and hot spares).
-    pub repair_s: f64,
+    /// From the moment a failure is noticed until the group is whole again, seconds. Under every policy it then joins again, and a restart that
+    /// needs it waits for it. `None`: it is replaced at the next restart, within the restart time, and not before (the
+    /// published set-up; elastic shrinking and hot spares need a number).
+    pub repair_s: Option<f64>,
     /// To put a spare in the place of a failed group, seconds.
     pub swap_s: f64,
+    /// How long all wait when repaired groups join again, seconds: communicators grow, weights come from a peer.
+    #[serde(default)]
+    pub rejoin_s: f64,
+    /// What a restart takes on top, in seconds, for the square of the number of groups: everybody meets everybody.
+    #[serde(default)]
+    pub restart_square_s: f64,
+    /// Restart storms: a failure within a restart makes everybody begin anew instead of the failed group alone.
+    #[serde(default)]
+    pub restarts_together: bool,
+    /// What saving takes on top for each type a group holds, seconds.
+    #[serde(default)]
+    pub save_per_type_s: f64,
+    /// What restarting takes on top for each type a group holds, seconds.
+    #[serde(default)]
+    pub restart_per_type_s: f64,
+    /// Checkpoints on the groups' own machines, between those on the storage.
+    #[serde(default)]
+    pub local: Option<LocalLevel>,
+}
+
+/// Checkpoints on the groups' own machines: quick, but lost with a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LocalLevel {
+    /// Time to write one, seconds; the job waits.
+    pub save_s: f64,
+    /// Steps between them.
+    pub checkpoint_steps: u64,
+    /// Time to restart from one, seconds.
+    pub restart_s: f64,
+    /// Share of restarts for which the local copies of all groups survive; the others go back to the storage.
+    pub share: f64,
 }
 
 /// What the job does about failures.
@@ -123,8 +165,14 @@ pub struct Run {
     pub repeated_steps: u64,
     /// Mean stack entries computed in a step.
     pub mean_stacks: f64,
+    /// Restarts from the groups' own checkpoints (counted in `restarts` too).
+    pub local_restarts: u64,
+    /// Groups that joined again after a repair.
+    pub rejoins: u64,
     /// Share of the job that was done: 1 unless it was given up.
     pub progress: f64,
+    /// How long the training went on after the end of the observed trace, seconds: nothing failed then. 0 without a trace.
+    pub beyond_trace_s: f64,
 }
 
 impl Job {
@@ -150,13 +198,18 @@ impl Setup {
         let not_negative_ones = [
             ("all_reduce_s", job.all_reduce_s),
             ("data_s", job.data_s),
+            ("prefetch_s", job.prefetch_s),
             ("save_s", recovery.save_s),
             ("stall_s", recovery.stall_s),
             ("restart_s", recovery.restart_s),
             ("detection_s", recovery.detection_s),
             ("shrink_s", recovery.shrink_s),
-            ("repair_s", recovery.repair_s),
+            ("repair_s", recovery.repair_s.unwrap_or(0.0)),
             ("swap_s", recovery.swap_s),
+            ("rejoin_s", recovery.rejoin_s),
+            ("restart_square_s", recovery.restart_square_s),
+            ("save_per_type_s", recovery.save_per_type_s),
+            ("restart_per_type_s", recovery.restart_per_type_s),
         ];
         for (field, value) in not_negative_ones {
             not_negative(field, value)?;
@@ -168,6 +221,9 @@ impl Setup {
             let expected = format!("a save holds the job no longer than save_s, {}", recovery.save_s);
             return Err(SpareError::invalid("stall_s", recovery.stall_s, expected));
         }
+        if let Some(local) = &recovery.local {
+            local.check()?;
+        }
         if !(self.give_up > 1.0 && self.give_up <= 1e6) {
             return Err(SpareError::invalid("give_up", self.give_up, "it must be above 1 and at most 1000000"));
         }
@@ -178,14 +234,66 @@ impl Setup {
             Policy::Spares { spares } if *spares > job.groups => {
                 Err(SpareError::invalid("spares", spares, format!("more than the {} groups of the job", job.groups)))
             }
+            Policy::Elastic | Policy::Spares { .. } if recovery.repair_s.is_none() => {
+                let expected = "elastic shrinking and hot spares need the time until a group is whole again";
+                Err(SpareError::invalid("repair_s", "missing", expected))
+            }
             Policy::Checkpoint | Policy::Elastic | Policy::Spares { .. } => Ok(()),
         }
     }
+
+    /// Types whose data a group holds.
+    fn held(&self) -> f64 {
+        match self.policy {
+            Policy::Spare { r, .. } | Policy::Replication { r } => f64::from(r),
+            Policy::Checkpoint | Policy::Elastic | Policy::Spares { .. } => 1.0,
+        }
+    }
+
+    /// Time to write a checkpoint, and how long that holds the job, seconds.
+    fn save(&self) -> (f64, f64) {
+        let recovery = &self.recovery;
+        let all = recovery.save_s + recovery.save_per_type_s * self.held();
+        (all, if recovery.stall_s >= recovery.save_s { all } else { recovery.stall_s })
+    }
+
+    /// Time to restart without a failure in it, seconds.
+    fn restart(&self, is_local: bool) -> f64 {
+        let (recovery, n) = (&self.recovery, f64::from(self.job.groups));
+        let base = recovery.local.filter(|_| is_local).map_or(recovery.restart_s, |local| local.restart_s);
+        base + recovery.restart_square_s * n * n + recovery.restart_per_type_s * self.held()
+    }
 }
+
+impl LocalLevel {
+    fn check(&self) -> Result<(), SpareError> {
+        not_negative("local.save_s", self.save_s)?;
+        not_negative("local.restart_s", self.restart_s)?;
+        if self.checkpoint_steps == 0 {
+            let expected = "there must be at least one step between local saves";
+            return Err(SpareError::invalid("local.checkpoint_steps", 0, expected));
+        }
+        if (0.0..=1.0).contains(&self.share) {
+            return Ok(());
+        }
+        Err(SpareError::invalid("local.share", self.share, "it must be between 0 and 1"))
+    }
+}
+
+/// Most simulated trainings of one call: their results are kept in memory.
+pub const MAX_SEEDS: usize = 1 << 22;
 
 /// Simulates the training once per seed, on `threads` threads. The result does not depend on their number.
 pub fn run_seeds(setup: &Setup, seeds: std::ops::Range<u64>, threads: NonZeroU32) -> Result<Vec<Run>, SpareError> {
     setup.check()?;
+    let count = seeds.end.saturating_sub(seeds.start);
+    if count > MAX_SEEDS as u64 {
+        return Err(SpareError::invalid(
+            "seeds",
+            count,
+            format!("at most {MAX_SEEDS} trainings are simulated at once"),
+        ));
+    }
     let seeds: Vec<u64> = seeds.collect();
     let mut runs = vec![Run::default(); seeds.len()];
     let share = seeds.len().div_ceil(threads.get() as usize).max(1);

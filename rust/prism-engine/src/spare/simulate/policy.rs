@@ -1,24 +1,30 @@
 //! The job under each policy.
 
-use super::trace::Trace;
+use super::normal::largest_normal;
+use super::timeline::{Activity, Span, Timeline};
+use super::trace::FailureStream;
 use super::{Policy, Run, Setup};
 use crate::perturb::random::Random;
 use crate::spare::layout::{Action, Layout, Move};
-use libm::{expm1, log, sqrt};
+use libm::sqrt;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 
 /// Simulates one training. The set-up must have been checked.
 #[must_use]
 pub fn run(setup: &Setup, seed: u64) -> Run {
-    let mut simulation = Simulation::new(setup, seed);
-    while simulation.step < setup.job.steps && simulation.now < simulation.limit {
-        simulation.advance();
-    }
-    simulation.result()
+    Simulation::new(setup, seed, Timeline::default()).run().0
+}
+
+/// Simulates one training, and says what it did when. The set-up must have been checked.
+#[must_use]
+pub fn run_with_timeline(setup: &Setup, seed: u64) -> (Run, Vec<Span>) {
+    Simulation::new(setup, seed, Timeline::recording()).run()
 }
 
 /// How failed groups are dealt with.
 #[derive(Debug)]
-enum State {
+pub(super) enum State {
     Spare {
         layout: Box<Layout>,
         moves: Vec<Move>,
@@ -32,39 +38,48 @@ enum State {
         is_live: Vec<bool>,
         live: u32,
     },
+    /// Whatever failed is replaced within the restart.
     Checkpoint,
-    /// When each failed group joins again.
     Elastic {
-        back: Vec<f64>,
+        is_live: Vec<bool>,
         live: u32,
     },
-    /// When each used spare is whole again.
+    /// Spare groups, perhaps none: the job needs `N` groups that are whole.
     Spares {
         idle: u32,
+        /// When each group under repair is whole again.
         back: Vec<f64>,
+        /// Groups without which the job cannot go on.
+        missing: u32,
     },
 }
 
 #[derive(Debug)]
-struct Simulation<'a> {
-    setup: &'a Setup,
-    trace: Trace<'a>,
+pub(super) struct Simulation<'a> {
+    pub(super) setup: &'a Setup,
+    pub(super) seed: u64,
+    pub(super) failures: FailureStream<'a>,
     random: Random,
-    state: State,
-    now: f64,
-    limit: f64,
-    step: u64,
-    saved: u64,
+    pub(super) state: State,
+    /// Failed groups that will join again: when (as bits, which order like the times), who.
+    pub(super) broken: BinaryHeap<Reverse<(u64, u32)>>,
+    pub(super) now: f64,
+    pub(super) limit: f64,
+    pub(super) step: u64,
+    /// Step of the last checkpoint on the storage, and of the last one anywhere.
+    pub(super) saved: u64,
+    pub(super) saved_locally: u64,
     /// A save in the background, until it is finished: step and time.
-    saving: Option<(u64, f64)>,
-    down: f64,
+    pub(super) saving: Option<(u64, f64)>,
+    pub(super) down: f64,
     stack_sum: f64,
     steps_run: u64,
-    run: Run,
+    pub(super) run: Run,
+    pub(super) timeline: Timeline,
 }
 
 /// What a step's failures come to.
-enum Outcome {
+pub(super) enum Outcome {
     Done,
     /// The step must be repeated.
     Lost,
@@ -75,7 +90,7 @@ enum Outcome {
 }
 
 impl<'a> Simulation<'a> {
-    fn new(setup: &'a Setup, seed: u64) -> Self {
+    fn new(setup: &'a Setup, seed: u64, timeline: Timeline) -> Self {
         let n = setup.job.groups;
         let state = match &setup.policy {
             Policy::Spare { r, placement } => {
@@ -83,28 +98,48 @@ impl<'a> Simulation<'a> {
                 State::Spare { layout: Box::new(Layout::new(stacks)), moves: Vec::new() }
             }
             Policy::Replication { r } => replication(n, *r, setup.published),
-            Policy::Checkpoint => State::Checkpoint,
-            Policy::Elastic => State::Elastic { back: vec![0.0; n as usize], live: n },
-            Policy::Spares { spares } => State::Spares { idle: *spares, back: Vec::new() },
+            Policy::Checkpoint if setup.recovery.repair_s.is_none() => State::Checkpoint,
+            Policy::Checkpoint => State::Spares { idle: 0, back: Vec::new(), missing: 0 },
+            Policy::Elastic => State::Elastic { is_live: vec![true; n as usize], live: n },
+            Policy::Spares { spares } => State::Spares { idle: *spares, back: Vec::new(), missing: 0 },
         };
         Self {
             setup,
-            trace: Trace::new(&setup.failures, n, seed),
+            seed,
+            failures: FailureStream::new(&setup.failures, n, seed),
             random: Random::of(seed, &[u64::MAX]),
             state,
+            broken: BinaryHeap::new(),
             now: 0.0,
             limit: setup.give_up * setup.job.ideal_s(),
             step: 0,
             saved: 0,
+            saved_locally: 0,
             saving: None,
             down: 0.0,
             stack_sum: 0.0,
             steps_run: 0,
             run: Run::default(),
+            timeline,
         }
     }
 
-    fn live(&self) -> u32 {
+    fn run(mut self) -> (Run, Vec<Span>) {
+        while self.step < self.setup.job.steps && self.now < self.limit {
+            self.advance();
+        }
+        (self.result(), self.timeline.spans())
+    }
+
+    /// Time passes.
+    pub(super) fn spend(&mut self, activity: Activity, time: f64) {
+        let (start_s, end_s) = (self.now, self.now + time);
+        self.now = end_s;
+        let (step, live, stacks) = (self.step, self.live(), self.entries());
+        self.timeline.add(Span { activity, start_s, end_s, step, live, stacks });
+    }
+
+    pub(super) fn live(&self) -> u32 {
         match &self.state {
             State::Spare { layout, .. } => layout.live(),
             State::Replication { live, .. } | State::Elastic { live, .. } => *live,
@@ -123,7 +158,8 @@ impl<'a> Simulation<'a> {
         let live = self.live();
         let latest = if job.jitter == 0.0 { 0.0 } else { largest_normal(&mut self.random, live) };
         let job = &self.setup.job;
-        (job.compute_s * (entries + spread * job.jitter * latest)).max(0.0) + job.data_s * entries
+        let computed = (job.compute_s * (entries + spread * job.jitter * latest)).max(0.0) + job.data_s * entries;
+        computed.max(job.prefetch_s * self.setup.held())
     }
 
     fn entries(&self) -> f64 {
@@ -145,11 +181,12 @@ impl<'a> Simulation<'a> {
         let all_reduce = self.setup.job.all_reduce_s;
         let struck = self.strike(self.now + computed + all_reduce);
         if struck.is_empty() {
-            self.now += computed + all_reduce;
+            self.spend(Activity::Train, computed + all_reduce);
             return self.finish_step();
         }
         // The all-reduce that finds a member missing is given up half-way, on average.
-        self.now += computed + all_reduce / 2.0 + self.setup.recovery.detection_s;
+        self.spend(Activity::Train, computed + all_reduce / 2.0);
+        self.spend(Activity::Detect, self.setup.recovery.detection_s);
         let mut outcome = self.lose(&struck);
         loop {
             match outcome {
@@ -160,7 +197,9 @@ impl<'a> Simulation<'a> {
                 }
                 Outcome::Patch(entries) => {
                     self.run.reorders += 1;
-                    self.now += self.compute(f64::from(entries)) + self.setup.recovery.shrink_s;
+                    let patched = self.compute(f64::from(entries));
+                    self.spend(Activity::Patch, patched);
+                    self.spend(Activity::Detect, self.setup.recovery.shrink_s);
                     let struck = self.strike(self.now);
                     outcome = if struck.is_empty() { Outcome::Done } else { self.lose(&struck) };
                 }
@@ -173,12 +212,20 @@ impl<'a> Simulation<'a> {
         self.step += 1;
         let recovery = &self.setup.recovery;
         self.land();
-        if self.step.is_multiple_of(recovery.checkpoint_steps) && self.step < self.setup.job.steps {
-            let done = self.now + recovery.save_s;
-            self.now += recovery.stall_s;
+        if self.step >= self.setup.job.steps {
+            return;
+        }
+        if self.step.is_multiple_of(recovery.checkpoint_steps) {
+            let (save, stall) = self.setup.save();
+            let done = self.now + save;
             // A save is started only when the last one is finished.
-            let begins = self.saving.map_or(done, |(_, last)| done.max(last + recovery.save_s));
-            self.saving = Some((self.step, begins));
+            let done = self.saving.map_or(done, |(_, last)| done.max(last + save));
+            self.spend(Activity::Save, stall);
+            self.saving = Some((self.step, done));
+            self.land();
+        } else if let Some(local) = recovery.local.filter(|local| self.step.is_multiple_of(local.checkpoint_steps)) {
+            self.spend(Activity::Save, local.save_s);
+            self.saved_locally = self.step;
             self.land();
         }
     }
@@ -189,6 +236,7 @@ impl<'a> Simulation<'a> {
             && done <= self.now
         {
             self.saved = step;
+            self.saved_locally = self.saved_locally.max(step);
             self.saving = None;
         }
     }
@@ -196,9 +244,9 @@ impl<'a> Simulation<'a> {
     /// Live groups struck until then, each once.
     fn strike(&mut self, until: f64) -> Vec<u32> {
         let mut struck = Vec::new();
-        while let Some((time, groups)) = self.trace.pop(until) {
+        while let Some((_, groups)) = self.failures.pop(until) {
             for group in groups {
-                if !struck.contains(&group) && self.is_struck(group, time) {
+                if !struck.contains(&group) && self.can_fail(group) {
                     struck.push(group);
                 }
             }
@@ -207,18 +255,23 @@ impl<'a> Simulation<'a> {
         struck
     }
 
-    fn is_struck(&self, group: u32, time: f64) -> bool {
+    /// Does a failure of the group matter?
+    pub(super) fn can_fail(&self, group: u32) -> bool {
         match &self.state {
             State::Spare { layout, .. } => layout.is_live(group),
-            State::Replication { is_live, .. } => is_live[group as usize],
+            State::Replication { is_live, .. } | State::Elastic { is_live, .. } => is_live[group as usize],
             State::Checkpoint | State::Spares { .. } => true,
-            State::Elastic { back, .. } => back[group as usize] <= time,
         }
     }
 
-    fn lose(&mut self, struck: &[u32]) -> Outcome {
-        let repair = self.setup.recovery.repair_s;
-        let now = self.now;
+    /// Live groups fail; it has just been noticed.
+    pub(super) fn lose(&mut self, struck: &[u32]) -> Outcome {
+        let whole = self.setup.recovery.repair_s.map(|repair| self.now + repair);
+        if let Some(whole) = whole
+            && !matches!(self.state, State::Spares { .. })
+        {
+            self.broken.extend(struck.iter().map(|group| Reverse((whole.to_bits(), *group))));
+        }
         match &mut self.state {
             State::Spare { layout, moves } => match layout.lose(struck, moves) {
                 Action::Continue => Outcome::Done,
@@ -240,113 +293,26 @@ impl<'a> Simulation<'a> {
                 if is_lost { Outcome::Back(true) } else { Outcome::Done }
             }
             State::Checkpoint => Outcome::Back(true),
-            State::Elastic { back, live } => {
+            State::Elastic { is_live, live } => {
                 for group in struck {
-                    back[*group as usize] = now + repair;
+                    is_live[*group as usize] = false;
                     *live -= 1;
                 }
-                self.now += self.setup.recovery.shrink_s;
-                if *live == 0 { Outcome::Back(true) } else { Outcome::Lost }
+                let is_lost = *live == 0;
+                self.spend(Activity::Detect, self.setup.recovery.shrink_s);
+                if is_lost { Outcome::Back(true) } else { Outcome::Lost }
             }
-            State::Spares { idle, back } => {
+            State::Spares { idle, back, missing } => {
                 let needed = struck.len() as u32;
-                back.extend(struck.iter().map(|_| now + repair));
-                let is_covered = *idle >= needed;
+                back.extend(struck.iter().map(|_| whole.expect("checked: spares have a repair time")));
+                *missing += needed.saturating_sub(*idle);
                 *idle = idle.saturating_sub(needed);
-                Outcome::Back(!is_covered)
+                Outcome::Back(*missing > 0 || matches!(self.setup.policy, Policy::Checkpoint))
             }
         }
     }
 
-    /// Repaired groups are back.
-    fn rejoin(&mut self) {
-        let now = self.now;
-        match &mut self.state {
-            State::Elastic { back, live } if *live < self.setup.job.groups => {
-                *live = back.iter().filter(|back| **back <= now).count() as u32;
-            }
-            State::Spares { idle, back } if !back.is_empty() => {
-                let before = back.len();
-                back.retain(|time| *time > now);
-                let most = match self.setup.policy {
-                    Policy::Spares { spares } => spares,
-                    _ => 0,
-                };
-                *idle = (*idle + (before - back.len()) as u32).min(most);
-            }
-            _ => {}
-        }
-    }
-
-    /// Back to the checkpoint.
-    fn go_back(&mut self, everybody: bool) {
-        self.run.restarts += 1;
-        self.run.repeated_steps += self.step + 1 - self.saved;
-        self.step = self.saved;
-        self.saving = None;
-        let start = self.now;
-        let dead = if everybody {
-            self.restart()
-        } else {
-            self.now += self.setup.recovery.swap_s;
-            Vec::new()
-        };
-        self.down += self.now - start;
-        match &mut self.state {
-            State::Spare { layout, .. } => layout.reset(),
-            State::Replication { blocks, sizes, is_live, live, .. } => {
-                blocks.clone_from(sizes);
-                is_live.fill(true);
-                *live = self.setup.job.groups;
-            }
-            State::Elastic { back, live } => {
-                back.fill(0.0);
-                *live = self.setup.job.groups;
-            }
-            State::Checkpoint | State::Spares { .. } => {}
-        }
-        if let Policy::Spares { spares } = self.setup.policy
-            && everybody
-            && let State::Spares { idle, back } = &mut self.state
-        {
-            *idle = spares;
-            back.clear();
-        }
-        if !dead.is_empty() && !matches!(self.state, State::Checkpoint | State::Spares { .. }) {
-            self.run.failures += dead.len() as u64;
-            match self.lose(&dead) {
-                Outcome::Back(everybody) => self.go_back(everybody),
-                Outcome::Patch(_) => self.run.reorders += 1,
-                Outcome::Done | Outcome::Lost => {}
-            }
-        }
-    }
-
-    /// Every group restarts until it gets through without a failure; the job goes on when the last has. Returns the groups
-    /// that have failed since they were ready.
-    fn restart(&mut self) -> Vec<u32> {
-        let window = self.setup.recovery.restart_s;
-        let start = self.now;
-        let mut ready = std::collections::BTreeMap::new();
-        let mut all = start + window;
-        let mut dead = std::collections::BTreeSet::new();
-        // A window may be broken again and again; what is given up is told by the progress.
-        while let Some((time, groups)) = self.trace.pop(all.min(self.limit)) {
-            for group in groups {
-                let end = ready.entry(group).or_insert(start + window);
-                if time < *end {
-                    *end = time + window;
-                    all = all.max(*end);
-                } else {
-                    dead.insert(group);
-                }
-            }
-        }
-        self.now = all;
-        dead.into_iter().collect()
-    }
-
-    fn result(self) -> Run {
+    fn result(&self) -> Run {
         let job = &self.setup.job;
         let progress = (self.step as f64 / job.steps as f64).min(1.0);
         Run {
@@ -356,6 +322,7 @@ impl<'a> Simulation<'a> {
             goodput: progress * job.ideal_s() / self.now,
             mean_stacks: self.stack_sum / self.steps_run.max(1) as f64,
             progress,
+            beyond_trace_s: self.setup.failures.trace.as_ref().map_or(0.0, |trace| (self.now - trace.until_s).max(0.0)),
             ..self.run
         }
     }
@@ -374,67 +341,4 @@ fn replication(n: u32, r: u32, published: bool) -> State {
         sizes[*block as usize] += 1;
     }
     State::Replication { r, blocks: sizes.clone(), sizes, block_of, is_live: vec![true; n as usize], live: n }
-}
-
-/// The largest of `count` standard normal numbers, in one draw: if `U` is uniform, so is the `count`-th power of the
-/// distribution function of the maximum.
-fn largest_normal(random: &mut Random, count: u32) -> f64 {
-    let above = -expm1(log(random.uniform()) / f64::from(count.max(1)));
-    -normal_quantile(above)
-}
-
-/// Inverse of the standard normal distribution function (Acklam's rational approximation, relative error 1.2e-9).
-fn normal_quantile(p: f64) -> f64 {
-    const A: [f64; 6] = [
-        -3.969_683_028_665_376e1,
-        2.209_460_984_245_205e2,
-        -2.759_285_104_469_687e2,
-        1.383_577_518_672_69e2,
-        -3.066_479_806_614_716e1,
-        2.506_628_277_459_239,
-    ];
-    const B: [f64; 5] = [
-        -5.447_609_879_822_406e1,
-        1.615_858_368_580_409e2,
-        -1.556_989_798_598_866e2,
-        6.680_131_188_771_972e1,
-        -1.328_068_155_288_572e1,
-    ];
-    const C: [f64; 6] = [
-        -7.784_894_002_430_293e-3,
-        -3.223_964_580_411_365e-1,
-        -2.400_758_277_161_838,
-        -2.549_732_539_343_734,
-        4.374_664_141_464_968,
-        2.938_163_982_698_783,
-    ];
-    const D: [f64; 4] =
-        [7.784_695_709_041_462e-3, 3.224_671_290_700_398e-1, 2.445_134_137_142_996, 3.754_408_661_907_416];
-    let poly = |c: &[f64], x: f64| c.iter().fold(0.0, |sum, c| sum * x + c);
-    let tail = |p: f64| {
-        let q = sqrt(-2.0 * log(p));
-        poly(&C, q) / (poly(&D, q) * q + 1.0)
-    };
-    if p < 0.024_25 {
-        tail(p)
-    } else if p > 1.0 - 0.024_25 {
-        -tail(1.0 - p)
-    } else {
-        let q = p - 0.5;
-        poly(&A, q * q) * q / (poly(&B, q * q) * q * q + 1.0)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_largest_of_many_normals_has_the_known_mean() {
-        for (count, expected) in [(1, 0.0), (200, 2.746), (600, 3.09), (1000, 3.241)] {
-            let draw = |n: u64| largest_normal(&mut Random::of(1, &[n]), count);
-            let mean = (0..40_000).map(draw).sum::<f64>() / 40_000.0;
-            assert!((mean - expected).abs() < 0.02, "{count}: {mean} instead of {expected}");
-        }
-    }
 }

@@ -69,7 +69,13 @@ pub struct Summary {
     /// See [`Run`].
     pub mean_stacks: Band,
     /// See [`Run`].
+    pub local_restarts: Band,
+    /// See [`Run`].
+    pub rejoins: Band,
+    /// See [`Run`].
     pub progress: Band,
+    /// Runs that went on after the end of the observed failures.
+    pub beyond_trace: usize,
 }
 
 /// Sums runs up.
@@ -92,6 +98,9 @@ pub fn summarise(runs: &[Run]) -> Summary {
         reorders: band(|run| run.reorders as f64),
         repeated_steps: band(|run| run.repeated_steps as f64),
         mean_stacks: band(|run| run.mean_stacks),
+        local_restarts: band(|run| run.local_restarts as f64),
+        rejoins: band(|run| run.rejoins as f64),
         progress: band(|run| run.progress),
+        beyond_trace: runs.iter().filter(|run| run.beyond_trace_s > 0.0).count(),
     }
 }

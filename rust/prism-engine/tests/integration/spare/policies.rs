@@ -2,18 +2,18 @@
 
 use prism_engine::spare::placement::Placement;
 use prism_engine::spare::simulate::{
-    Distribution, Failures, Job, Policy, Recovery, Run, Setup, run, run_seeds, summarise,
+    Distribution, Domain, Failures, Job, Policy, Recovery, Run, Setup, run, run_seeds, summarise,
 };
 use std::num::NonZeroU32;
 
 fn setup(policy: Policy) -> Setup {
+    let needs_repair = matches!(policy, Policy::Elastic | Policy::Spares { .. });
     Setup {
-        job: Job { groups: 60, steps: 2000, compute_s: 10.0, all_reduce_s: 1.0, jitter: 0.05, data_s: 0.0 },
+        job: Job { groups: 60, steps: 2000, compute_s: 10.0, all_reduce_s: 1.0, jitter: 0.05, ..Job::default() },
         failures: Failures {
             group_mtbf_s: 60.0 * 2000.0,
             distribution: Distribution::Exponential,
-            domain_groups: 0,
-            domain_mtbf_s: 0.0,
+            ..Failures::default()
         },
         recovery: Recovery {
             save_s: 20.0,
@@ -22,8 +22,9 @@ fn setup(policy: Policy) -> Setup {
             restart_s: 300.0,
             detection_s: 5.0,
             shrink_s: 0.1,
-            repair_s: 3600.0,
+            repair_s: needs_repair.then_some(3600.0),
             swap_s: 30.0,
+            ..Recovery::default()
         },
         policy,
         published: false,
@@ -92,8 +93,9 @@ fn domains_that_fail_together_hurt_neighbours_most() {
     let restarts = |placement: Placement, domain_mtbf_s| {
         let mut setup = setup(Policy::Spare { r: 4, placement });
         setup.failures.group_mtbf_s = 1e12;
-        setup.failures.domain_groups = if domain_mtbf_s > 0.0 { 4 } else { 0 };
-        setup.failures.domain_mtbf_s = domain_mtbf_s;
+        if domain_mtbf_s > 0.0 {
+            setup.failures.domains = vec![Domain { groups: 4, mtbf_s: domain_mtbf_s }];
+        }
         run_seeds(&setup, 0..4, NonZeroU32::MIN).unwrap().iter().map(|run| run.restarts).sum::<u64>()
     };
     assert_eq!(restarts(Placement::Contiguous, 0.0), 0);
@@ -129,7 +131,7 @@ fn set_ups_that_make_no_sense_are_refused_by_name() {
     refuse(|setup| setup.recovery.checkpoint_steps = 0, "checkpoint_steps is 0");
     refuse(|setup| setup.failures.group_mtbf_s = 0.0, "group_mtbf_s is 0");
     refuse(|setup| setup.failures.distribution = Distribution::Weibull { shape: 0.0 }, "shape is 0");
-    refuse(|setup| setup.failures.domain_groups = 61, "domain_groups is 61");
+    refuse(|setup| setup.failures.domains = vec![Domain { groups: 61, mtbf_s: 1.0 }], "domain_groups is 61");
     refuse(|setup| setup.policy = spare(9), "r is 9: a Golomb placement of 60 groups allows at most 7");
     refuse(|setup| setup.give_up = 0.5, "give_up is 0.5");
 }

@@ -76,12 +76,11 @@ fn patched(n: u32, r: u32, runs: u64) -> f64 {
 
 fn published(n: u32, policy: Policy, all_reduce_s: f64, checkpoint_steps: u64) -> Setup {
     Setup {
-        job: Job { groups: n, steps: 10_000, compute_s: 64.0, all_reduce_s, jitter: 0.05, data_s: 0.0 },
+        job: Job { groups: n, steps: 10_000, compute_s: 64.0, all_reduce_s, jitter: 0.05, ..Job::default() },
         failures: Failures {
             group_mtbf_s: 300.0 * f64::from(n),
             distribution: Distribution::Weibull { shape: 0.78 },
-            domain_groups: 0,
-            domain_mtbf_s: 0.0,
+            ..Failures::default()
         },
         recovery: Recovery {
             save_s: 58.8,
@@ -90,8 +89,7 @@ fn published(n: u32, policy: Policy, all_reduce_s: f64, checkpoint_steps: u64) -
             restart_s: 3600.0,
             detection_s: 0.0,
             shrink_s: 0.1,
-            repair_s: 0.0,
-            swap_s: 0.0,
+            ..Recovery::default()
         },
         policy,
         published: true,
