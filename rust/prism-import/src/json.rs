@@ -63,7 +63,7 @@ impl<R: BufRead> Frames<R> {
     }
 
     /// The next piece; `None` at the end of the outermost value.
-    pub fn next(&mut self) -> Result<Option<Frame<'_>>, FrameError> {
+    pub fn next_frame(&mut self) -> Result<Option<Frame<'_>>, FrameError> {
         loop {
             match self.state {
                 State::End => return Ok(None),
@@ -134,17 +134,13 @@ impl<R: BufRead> Frames<R> {
             if buffer.is_empty() {
                 return Ok(None);
             }
-            match buffer.iter().position(|byte| !byte.is_ascii_whitespace()) {
-                Some(at) => {
-                    let byte = buffer[at];
-                    self.bump(at);
-                    return Ok(Some(byte));
-                }
-                None => {
-                    let all = buffer.len();
-                    self.bump(all);
-                }
+            if let Some(at) = buffer.iter().position(|byte| !byte.is_ascii_whitespace()) {
+                let byte = buffer[at];
+                self.bump(at);
+                return Ok(Some(byte));
             }
+            let all = buffer.len();
+            self.bump(all);
         }
     }
 

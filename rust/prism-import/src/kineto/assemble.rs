@@ -75,7 +75,7 @@ fn meetings(job: &Job<'_>) -> Vec<Meeting> {
         })
         .collect();
     for (rank, program) in job.programs {
-        for Part { matched, arrival, end } in &program.parts {
+        for Part { matched, arrival, end, .. } in &program.parts {
             let meeting = &mut meetings[*matched as usize];
             if let Some(at) = meeting.ranks.iter().position(|other| other == rank) {
                 (meeting.arrivals[at], meeting.ends[at]) = (*arrival, Some(*end));
@@ -328,15 +328,14 @@ impl<'a> Builder<'a> {
                 key.push((gap, stream.0, op_key(&kind)));
                 ops.push(Op { host_gap: SimTime::from_ns(gap), stream, kind });
             }
-            let template = match known.get(&key) {
-                Some(template) => *template,
-                None => {
-                    let name =
-                        if ops.is_empty() { "absent, unused".to_owned() } else { format!("absent like rank {rank}") };
-                    let template = self.graph.add_template(&name, &ops)?;
-                    known.insert(key, template);
-                    template
-                }
+            let template = if let Some(template) = known.get(&key) {
+                *template
+            } else {
+                let name =
+                    if ops.is_empty() { "absent, unused".to_owned() } else { format!("absent like rank {rank}") };
+                let template = self.graph.add_template(&name, &ops)?;
+                known.insert(key, template);
+                template
             };
             if !ops.is_empty() {
                 notes.add("absent_ranks", || format!("rank {rank}: no trace; it comes when the others say it came"));

@@ -2,6 +2,8 @@
 
 use super::matching::Matched;
 use serde::Serialize;
+use std::cmp::Reverse;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Differences up to this are left alone: members of one collective really end some microseconds apart.
@@ -15,6 +17,9 @@ pub struct Offset {
     /// Collectives it was solved from.
     pub collectives: u64,
 }
+
+/// Links to follow: collectives in common, from and to whom, and how far the latter is ahead.
+type Open = BTreeSet<(u64, Reverse<(u32, u32)>, i64)>;
 
 /// By how much each rank's clock is ahead, solved along the pairs of ranks with the most collectives in common. `end` tells
 /// when a record of a rank ended. Ranks that share none keep their clocks.
@@ -43,16 +48,16 @@ pub fn offsets(ranks: &BTreeSet<u32>, matched: &[Matched], end: impl Fn(u32, u32
         }
         solved.insert(*root, Offset { ahead_ns: 0, collectives: 0 });
         // The strongest link to a rank not yet reached is followed first.
-        let mut open: BTreeSet<(u64, std::cmp::Reverse<(u32, u32)>, i64)> = BTreeSet::new();
-        let reach = |from: u32, ahead: i64, open: &mut BTreeSet<_>| {
+        let mut open: Open = BTreeSet::new();
+        let reach = |from: u32, ahead: i64, open: &mut Open| {
             for (to, difference, count) in links.get(&from).into_iter().flatten() {
-                open.insert((*count, std::cmp::Reverse((from, *to)), ahead + difference));
+                open.insert((*count, Reverse((from, *to)), ahead + difference));
             }
         };
         reach(*root, 0, &mut open);
-        while let Some((collectives, std::cmp::Reverse((_, to)), ahead)) = open.pop_last() {
-            if !solved.contains_key(&to) {
-                solved.insert(to, Offset { ahead_ns: ahead, collectives });
+        while let Some((collectives, Reverse((_, to)), ahead)) = open.pop_last() {
+            if let Entry::Vacant(entry) = solved.entry(to) {
+                entry.insert(Offset { ahead_ns: ahead, collectives });
                 reach(to, ahead, &mut open);
             }
         }

@@ -59,14 +59,22 @@ pub struct Matching {
     pub counts: Counts,
 }
 
+/// Halves of messages by group, sender and receiver: sends, receives.
+type Messages = BTreeMap<(u32, u32, u32), (Vec<u32>, Vec<u32>)>;
 type Records<'a> = BTreeMap<u32, &'a [CommRecord]>;
+
+impl Matching {
+    fn count(&mut self, is_told: bool) {
+        *(if is_told { &mut self.counts.matched } else { &mut self.counts.inferred }) += 1;
+    }
+}
 
 /// Matches the records of all ranks.
 pub fn match_records(records: &BTreeMap<u32, Vec<CommRecord>>, groups: &Groups) -> Matching {
     let mut matching = Matching::default();
     let all: Records<'_> = records.iter().map(|(rank, list)| (*rank, list.as_slice())).collect();
     let mut by_group: Vec<BTreeMap<u32, Vec<u32>>> = vec![BTreeMap::new(); groups.len()];
-    let mut messages: BTreeMap<(u32, u32, u32), (Vec<u32>, Vec<u32>)> = BTreeMap::new();
+    let mut messages: Messages = BTreeMap::new();
     for (rank, list) in &all {
         for (number, record) in (0..).zip(*list) {
             matching.counts.kernels += 1;
@@ -81,7 +89,7 @@ pub fn match_records(records: &BTreeMap<u32, Vec<CommRecord>>, groups: &Groups) 
                     by_group[group as usize].entry(*rank).or_default().push(number);
                 }
                 Ok((kind, group)) => {
-                    add_message(&mut messages, &mut matching, (*rank, number, record), kind, group, groups)
+                    add_message(&mut messages, &mut matching, (*rank, number, record), kind, group, groups);
                 }
             }
         }
@@ -106,7 +114,7 @@ pub fn match_records(records: &BTreeMap<u32, Vec<CommRecord>>, groups: &Groups) 
 }
 
 fn add_message(
-    messages: &mut BTreeMap<(u32, u32, u32), (Vec<u32>, Vec<u32>)>,
+    messages: &mut Messages,
     matching: &mut Matching,
     (rank, number, record): (u32, u32, &CommRecord),
     kind: CommKind,
@@ -154,11 +162,7 @@ fn pair_messages(
             continue;
         }
         let is_told = of.iter().all(|record| record.has_metadata);
-        if is_told {
-            matching.counts.matched += 1
-        } else {
-            matching.counts.inferred += 1
-        }
+        matching.count(is_told);
         let sized = of.iter().find(|record| record.count.is_some());
         matching.matched.push(Matched {
             group,
@@ -229,11 +233,7 @@ fn collectives(group: u32, lists: &BTreeMap<u32, Vec<u32>>, all: &Records<'_>, m
         members.sort_unstable();
         let of: Vec<&CommRecord> = members.iter().map(|(rank, number)| record(*rank, *number)).collect();
         let is_told = of.iter().all(|record| record.has_metadata);
-        if is_told {
-            matching.counts.matched += 1
-        } else {
-            matching.counts.inferred += 1
-        }
+        matching.count(is_told);
         let sized: Vec<u64> = of.iter().filter_map(|record| record.count).collect();
         let mean = sized.iter().map(|count| u128::from(*count)).sum::<u128>().div_ceil((sized.len() as u128).max(1));
         let reference = of[0];

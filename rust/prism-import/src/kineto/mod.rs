@@ -24,6 +24,7 @@ use assemble::{Job, assemble};
 use comm::{CommRecord, Groups, Launches};
 use event::{Names, RankTrace};
 use matching::{Matching, match_records};
+use prism_engine::collective::tuning::{NcclSettings, Tuning};
 use prism_engine::graph::Graph;
 use prism_engine::profile::Profile;
 use program::{Program, Source};
@@ -92,7 +93,7 @@ pub fn import_traces(traces: Vec<RankTrace>, names: Names, options: &Options) ->
         meta: &[("source", "kineto".to_owned()), ("traces", recorded.traces.len().to_string())],
     };
     let (graph, scale) = assemble(&job, &mut notes)?;
-    summary::summarise(&recorded, matching, offsets, &programs, graph, scale, notes)
+    summary::summarise(&recorded, &matching, offsets, &programs, graph, scale, notes)
 }
 
 /// Everything that was read.
@@ -200,7 +201,10 @@ impl Recorded {
             });
             "h100-sxm"
         });
-        Profile::builtin(name).map_err(|error| ImportError::unfit(error.to_string()))
+        let mut profile = Profile::builtin(name).map_err(|error| ImportError::unfit(error.to_string()))?;
+        // What NCCL chose is in the recorded times; tables of a version do not follow the network's numbers.
+        (profile.network.tuning, profile.network.nccl) = (Tuning::Fastest, NcclSettings::default());
+        Ok(profile)
     }
 }
 

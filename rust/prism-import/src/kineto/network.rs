@@ -36,9 +36,12 @@ pub enum Sample {
 }
 
 /// Distinct communications that are looked at; the most frequent ones.
-const MOST_SAMPLES: usize = 200;
-const LATENCY_FACTORS: [f64; 8] = [1.0, 0.75, 0.5, 0.3, 0.2, 0.1, 0.05, 0.0];
-const BANDWIDTH_FACTORS: [f64; 10] = [1.0, 1.25, 1.6, 2.0, 3.0, 4.5, 7.0, 12.0, 25.0, 100.0];
+const MOST_SAMPLES: usize = 64;
+/// Factors tried of latencies and of bandwidths.
+const FACTORS: [f64; 19] =
+    [1.0, 0.75, 1.25, 0.5, 1.6, 0.3, 2.0, 0.2, 3.0, 0.1, 4.5, 0.05, 7.0, 0.02, 12.0, 0.01, 25.0, 0.005, 100.0];
+/// Times each factor is looked for, the other one kept.
+const ROUNDS: usize = 3;
 /// How much worse it is to be slower than the recording than to be faster.
 const TOO_SLOW: i128 = 20;
 
@@ -60,25 +63,29 @@ pub fn fit(
     let mut chosen: Vec<(&Sample, &(u64, i64))> = samples.iter().collect();
     chosen.sort_by_key(|(sample, (count, _))| (std::cmp::Reverse(*count), **sample));
     chosen.truncate(MOST_SAMPLES);
-    let mut best: Option<(i128, Scale)> = None;
-    let scales = LATENCY_FACTORS.iter().flat_map(|latency| {
-        BANDWIDTH_FACTORS.iter().map(|bandwidth| Scale { latency: *latency, bandwidth: *bandwidth })
-    });
-    for scale in scales {
+    let penalty = |scale: Scale| {
         let candidate = scaled(profile, scale);
         let mut shapes: BTreeMap<u32, CommShape> = BTreeMap::new();
-        let mut penalty = 0_i128;
-        for (sample, (count, took)) in &chosen {
+        let rest = |(sample, (count, took)): &(&Sample, &(u64, i64))| {
             let modelled = cost(&candidate, &mut shapes, sample, &members).as_ns();
             let rest = i128::from(*took) - i128::from(modelled);
-            penalty += i128::from(*count) * if rest < 0 { -rest * TOO_SLOW } else { rest };
-        }
-        if best.is_none_or(|(least, _)| penalty < least) {
-            best = Some((penalty, scale));
+            i128::from(*count) * if rest < 0 { -rest * TOO_SLOW } else { rest }
+        };
+        chosen.iter().map(rest).sum::<i128>()
+    };
+    let mut best = Scale { latency: 1.0, bandwidth: 1.0 };
+    let mut least = penalty(best);
+    for round in 0..2 * ROUNDS {
+        for factor in FACTORS {
+            let candidate =
+                if round % 2 == 0 { Scale { bandwidth: factor, ..best } } else { Scale { latency: factor, ..best } };
+            let found = penalty(candidate);
+            if found < least {
+                (least, best) = (found, candidate);
+            }
         }
     }
-    let scale = best.map_or(Scale { latency: 1.0, bandwidth: 1.0 }, |(_, scale)| scale);
-    (scaled(profile, scale), scale)
+    (scaled(profile, best), best)
 }
 
 fn cost(

@@ -66,6 +66,8 @@ pub struct Part {
     pub arrival: i64,
     /// When the rank is through.
     pub end: i64,
+    /// Start as recorded, some microseconds from the arrival.
+    pub start: i64,
 }
 
 /// A rank's program.
@@ -376,7 +378,7 @@ impl<'a> Writer<'a> {
         let over = end.max(begin);
         let op = match matched {
             Some(matched) => {
-                self.parts.push(Part { matched, arrival: begin, end: over });
+                self.parts.push(Part { matched, arrival: begin, end: over, start });
                 What::Communicate(self.parts.len() as u32 - 1)
             }
             None => What::Compute { duration: over - begin, name: activity.name, class: activity.class },

@@ -39,7 +39,7 @@ pub fn read_stream(
         message,
     };
     loop {
-        match frames.next() {
+        match frames.next_frame() {
             Ok(Some(Frame::Element(event))) => reader.event(event),
             Ok(Some(Frame::Member(key, value))) => reader.member(key, value),
             Ok(Some(Frame::Oversized)) => {
@@ -337,7 +337,7 @@ impl Reader<'_> {
     /// What an annotation such as `nccl:all_reduce` tells, with the shapes of its tensors.
     fn meta_of_annotation(&mut self, call: &str, arguments: &[u8]) -> Option<u32> {
         let mut meta = CommMeta { kind: kind_of_call(call.split(' ').next().unwrap_or(call)), ..CommMeta::default() };
-        let Some(kind) = meta.kind else { return None };
+        let kind = meta.kind?;
         if let Some((source, destination)) = ends_of(call) {
             meta.ends = Some((source, destination));
         }

@@ -75,7 +75,7 @@ pub struct Summary {
 
 pub(super) fn summarise(
     recorded: &Recorded,
-    matching: Matching,
+    matching: &Matching,
     clocks: BTreeMap<u32, Offset>,
     programs: &BTreeMap<u32, Program>,
     graph: Graph,
@@ -97,8 +97,8 @@ pub(super) fn summarise(
         ops: graph.num_ops(),
         events: recorded.traces.values().map(|trace| trace.num_events).sum(),
         activities: recorded.traces.values().map(|trace| trace.activities.len() as u64).sum(),
-        unmatched: unmatched(recorded, &matching),
-        late: late(recorded, &matching, programs),
+        unmatched: unmatched(recorded, matching),
+        late: late(recorded, matching, programs),
         collectives: counts,
         device_time: recorded.totals,
         recorded_iteration_time_ns: recorded_times,
@@ -154,7 +154,7 @@ fn late(recorded: &Recorded, matching: &Matching, programs: &BTreeMap<u32, Progr
     let mut arrivals: Vec<Vec<(i64, u32, i64)>> = vec![Vec::new(); matching.matched.len()];
     for (rank, program) in programs {
         for part in &program.parts {
-            arrivals[part.matched as usize].push((part.arrival, *rank, part.end));
+            arrivals[part.matched as usize].push((part.start, *rank, part.end));
         }
     }
     let entry = |(one, parts): (&super::matching::Matched, &Vec<(i64, u32, i64)>)| {
