@@ -24,6 +24,7 @@ from prism_core.emulate import emulate as run_emulate
 from prism_core.errors import PrismError, error_entry
 from prism_core.export import export as run_export
 from prism_core.export import export_text, export_timeline
+from prism_core.imports.cli import add_commands as add_import_commands
 from prism_core.kernels import import_kineto_kernels, table_report
 from prism_core.messages import import_goal
 from prism_core.nccl import parse_settings
@@ -44,6 +45,7 @@ app = typer.Typer(
 app.add_typer(spare_app)
 imports = typer.Typer(help="Store another tool's file in prism's own form.", no_args_is_help=True)
 app.add_typer(imports, name="import")
+add_import_commands(imports)
 calibrates = typer.Typer(help="Measure what the models rest on.", no_args_is_help=True)
 app.add_typer(calibrates, name="calibrate")
 

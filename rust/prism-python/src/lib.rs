@@ -8,6 +8,7 @@ mod diagnose;
 mod error;
 mod export;
 mod graph;
+mod imports;
 mod messages;
 mod replay;
 mod session;
@@ -34,6 +35,8 @@ mod _native {
     use super::export::{export_goal, export_timeline};
     #[pymodule_export]
     use super::graph::{Graph, Recording, assemble};
+    #[pymodule_export]
+    use super::imports::import_kineto;
     #[pymodule_export]
     use super::messages::MessageProgram;
     #[pymodule_export]

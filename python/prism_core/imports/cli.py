@@ -1,0 +1,56 @@
+"""`prism import`: traces of other tools."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from prism_core import report as reports
+from prism_core.errors import ConfigError
+from prism_core.imports.kineto import import_kineto
+from prism_core.imports.text import kineto_text
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Sources = Annotated[list[Path], typer.Argument(help="Traces, or folders of them.", metavar="DIR|FILES...")]
+Output = Annotated[Path, typer.Option("-o", "--output", help="The graph to write.", metavar="JOB.prism")]
+ProfileName = Annotated[str | None, typer.Option("--profile", help="The network: a built-in profile or a TOML file.")]
+
+
+def _say(document: Mapping[str, Any], text: Callable[[Mapping[str, Any]], str], as_json: bool) -> None:
+    sys.stdout.write(reports.to_json(document) if as_json else text(document) + "\n")
+
+
+def _ranks(entries: Sequence[str]) -> dict[str, int]:
+    ranks: dict[str, int] = {}
+    for entry in entries:
+        name, separator, rank = entry.rpartition("=")
+        if not separator or not rank.isdigit():
+            raise ConfigError(f"--rank is {entry!r}: it must be FILE=RANK")
+        ranks[Path(name).name] = int(rank)
+    return ranks
+
+
+def kineto(
+    sources: Sources,
+    output: Output,
+    rank: Annotated[list[str] | None, typer.Option(help="Which rank a file is of.", metavar="FILE=RANK")] = None,
+    world_size: Annotated[int | None, typer.Option(help="Ranks of the job.", min=1)] = None,
+    profile: ProfileName = None,
+    keep_unmatched: Annotated[bool, typer.Option(help="NCCL kernels that fit to nothing become computations.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make a graph of torch.profiler's traces, one per rank."""
+    _, document = import_kineto(
+        sources, output, ranks=_ranks(rank or []), world_size=world_size, profile=profile,
+        keep_unmatched=keep_unmatched,
+    )  # fmt: skip
+    _say(document, kineto_text, as_json)
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Adds the commands of this module to `prism import`."""
+    app.command("kineto")(kineto)

@@ -1,0 +1,69 @@
+"""Traces of PyTorch's profiler (Kineto)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prism_core import _native
+from prism_core.errors import ConfigError
+
+PathLike = str | os.PathLike[str]
+
+
+def import_kineto(
+    sources: PathLike | Sequence[PathLike],
+    output: PathLike | None = None,
+    *,
+    ranks: Mapping[str, int] | None = None,
+    world_size: int | None = None,
+    profile: str | None = None,
+    keep_unmatched: bool = False,
+) -> tuple[_native.Graph, dict[str, Any]]:
+    """Makes an execution graph of the traces of a job's ranks.
+
+    Args:
+        sources: Trace files (`.json`, `.json.gz`), or folders of them; one file per rank, not necessarily of all ranks.
+        output: Where to store the graph.
+        ranks: Ranks of files that do not tell theirs, by file name.
+        world_size: Ranks of the job, if the traces do not tell.
+        profile: The network to start from: a built-in profile's name or a TOML file. By default that of the traces'
+            device, else h100-sxm.
+        keep_unmatched: Keep kernels of NCCL that fit to nothing as computations.
+
+    Returns:
+        The graph, and the account of the import: what was repaired, inferred and left out, and how far an unchanged
+        replay is from the recording.
+
+    Raises:
+        ConfigError: A file is no trace, two files are of one rank, or they do not fit together.
+        OSError: A file cannot be read or written.
+    """
+    paths = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
+    if not paths:
+        raise ConfigError("no trace is named")
+    options = {
+        "ranks": dict(ranks or {}),
+        "world_size": world_size,
+        "profile": None if profile is None else profile_text(profile),
+        "keep_unmatched": keep_unmatched,
+    }
+    graph, account = _native.import_kineto([os.fspath(path) for path in paths], json.dumps(options))
+    document: dict[str, Any] = json.loads(account)
+    if output is not None:
+        document = {"output": os.fspath(output), "graph_bytes": graph.save(os.fspath(output)), **document}
+    return graph, document
+
+
+def profile_text(name: str) -> str:
+    """A profile's TOML text, by the name of a built-in one or by the path of a file."""
+    if name in _native.profile_names():
+        return _native.profile_toml(name)
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        known = ", ".join(_native.profile_names())
+        raise ConfigError(f"profile {name!r} is neither built in ({known}) nor a file that can be read") from error

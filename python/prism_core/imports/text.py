@@ -1,0 +1,37 @@
+"""Accounts of imports, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+#: Entries shown of one kind of repair.
+_SHOWN = 3
+
+
+def kineto_text(document: Mapping[str, Any]) -> str:
+    """What `prism import kineto` prints."""
+    found = document["collectives"]
+    recorded, replayed = document["recorded_iteration_time_ns"], document["replayed_iteration_time_ns"]
+    lines = [
+        f"{document.get('output', 'graph')}: {document['world_size']:,} ranks ({len(document['ranks']):,} with a trace), "
+        f"{document['ops']:,} ops from {document['events']:,} events",
+        f"collectives: matched {found['matched']}, inferred {found['inferred']}, unmatched {found['unmatched']} "
+        f"(kernels of NCCL: {found['kernels']})",
+        *(f"  unmatched: {line}" for line in document["unmatched"][:_SHOWN]),
+        f"iterations: {len(recorded)}, recorded {_milliseconds(recorded)} ms, replayed {_milliseconds(replayed)} ms, "
+        f"worst error {100 * document['worst_error']:.3f} %",
+    ]
+    total = document["device_time"]
+    lines.append(f"device time: {total['before_ns'] / 1e6:,.3f} ms recorded, {total['after_ns'] / 1e6:,.3f} ms used")
+    for late in document["late"][:_SHOWN]:
+        lines.append(f"late: rank {late['rank']} by {late['spread_ns'] / 1000:,.0f} us to {late['kind']} of {late['group']}")
+    for name, note in sorted(document["repairs"].items()):
+        lines.append(f"{name}: {note['count']}")
+        lines += [f"  {line}" for line in note["listed"][:_SHOWN]]
+    return "\n".join(lines)
+
+
+def _milliseconds(times: list[int]) -> str:
+    shown = ", ".join(f"{time / 1e6:,.3f}" for time in times[:_SHOWN])
+    return shown + (", ..." if len(times) > _SHOWN else "")

@@ -1,0 +1,8 @@
+//! One binary for all integration tests: it links once.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod hostile;
+mod kineto;
+mod kineto_cases;
+mod support;
