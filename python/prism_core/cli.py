@@ -23,8 +23,10 @@ from prism_core.errors import PrismError, error_entry
 from prism_core.export import export as run_export
 from prism_core.export import export_text, export_timeline
 from prism_core.kernels import import_kineto_kernels, table_report
+from prism_core.memory import card_bytes
 from prism_core.messages import import_goal
 from prism_core.nccl import parse_settings
+from prism_core.page.verb import say_report
 from prism_core.replay import inspect as read_graph
 from prism_core.replay import open_graph
 from prism_core.replay import replay as run_replay
@@ -58,6 +60,9 @@ Kernels = Annotated[
     list[Path] | None, typer.Option("--kernels", help="A kernel table: durations that need no model.", metavar="FILE")
 ]
 HostTime = Annotated[str, typer.Option(help="The host's part of calls: constant, or measured CPU time.")]
+Card = Annotated[
+    str | None, typer.Option(help="Another card's memory: 80GiB, or a profile's.", metavar="BYTES|PROFILE")
+]
 Perturb = Annotated[Path | None, typer.Option("--perturb", help="A file of perturbations.", metavar="FILE.toml")]
 
 
@@ -253,26 +258,35 @@ def diagnose(
     perturb: Perturb = None,
     iteration: Annotated[int | None, typer.Option(help="Which, from 0; the last by default.", min=0)] = None,
     sensitivities: Annotated[bool, typer.Option(help="Replay again with single things slower.")] = True,
+    card: Card = None,
     as_json: Json = False,
 ) -> None:
-    """Explain a hang or an iteration time, the culprit first."""
+    """Explain a hang, a lack of memory or an iteration time, the culprit first."""
     found = run_diagnose(
         source, slow=parse_slow(slow or []), perturb=perturb, iteration=iteration, sensitivities=sensitivities,
+        card_bytes=card_bytes(card),
     )  # fmt: skip
     _say(found, diagnose_text, as_json)
 
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN")],
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write HTML here.")] = None,
+    source: Annotated[Path, typer.Argument(help="A run folder or a graph.", metavar="RUN|JOB.prism")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write one HTML page here.", metavar="FILE.html")
+    ] = None,
+    graph: Annotated[
+        Path | None, typer.Option(help="The graph of a run, if it is elsewhere now.", metavar="JOB.prism")
+    ] = None,
+    slow: Slow = None,
+    perturb: Perturb = None,
+    iteration: Annotated[int | None, typer.Option(help="Which, from 0; the last by default.", min=0)] = None,
+    card: Card = None,
     as_json: Json = False,
 ) -> None:
-    """Report on a run: as text, as JSON, or as a self-contained HTML page."""
-    summary, timing = reports.read_run(run)
-    if output is not None:
-        output.write_text(reports.to_html(summary, timing), encoding="utf-8")
-    _say({**summary, **timing}, reports.emulate_text, as_json)
+    """Report on a run or a job: as text, as JSON, or as a self-contained HTML page."""
+    how = {"slow": parse_slow(slow or []), "perturb": perturb, "iteration": iteration, "card_bytes": card_bytes(card)}
+    say_report(source, output, graph, {key: value for key, value in how.items() if value}, as_json)
 
 
 @app.callback(invoke_without_command=True)

@@ -35,11 +35,11 @@ from prism_core.errors import (
 from prism_core.kernels import read_tables
 from prism_core.launch import GroupResult, RankGroup, Seat, await_engine, failure_of, log_path
 from prism_core.nccl import differences, settings_of_environment, settings_of_profile, with_environment
+from prism_core.page import write_run
 from prism_core.perturb import perturbation_text
 from prism_core.published import META, PublishedValues
 from prism_core.real import assign_gpus, real_nccl, release_failure
 from prism_core.replay import open_graph
-from prism_core.report import write_run
 from prism_core.rules import load_rules, load_value_rules
 from prism_core.store import RendezvousServer
 from prism_core.values import program_variables, split_notes
@@ -137,7 +137,7 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
         "tool_version": tool_version(),
         "error": error_entry(failure) if failure is not None else None,
     }
-    timing = _timing(found, group.result, time.monotonic_ns() - start)
+    timing = _timing(found, group.result, time.monotonic_ns() - start) | {"graph": str(Path(config.graph).absolute())}
     write_run(config.output, summary, timing)
     if failure is not None:
         raise failure

@@ -26,7 +26,7 @@ mod _native {
     #[pymodule_export]
     use super::cost::work_durations_json;
     #[pymodule_export]
-    use super::diagnose::diagnose_json;
+    use super::diagnose::{diagnose_json, overview_json};
     #[pymodule_export]
     use super::error::{ConfigError, DeadlockError, GraphFormatError, MismatchError, PrismError, ShimError};
     #[pymodule_export]
