@@ -24,6 +24,7 @@ from prism_core.errors import ConfigError, SessionError
 from prism_core.kernels import read_tables
 from prism_core.launch import RankGroup, Seat, await_engine, failure_of, log_path
 from prism_core.nccl import with_environment
+from prism_core.progress import Progress
 from prism_core.published import META, PublishedValues
 from prism_core.roles import MAX_REPRESENTATIVES, Distinction, Positions, RoleFinder, Roles, distinctions
 from prism_core.rules import Rules, load_rules, load_value_rules
@@ -33,7 +34,7 @@ from prism_core.values import program_variables, split_notes
 logger = logging.getLogger(__name__)
 
 
-def collect(config: CollectConfig) -> dict[str, Any]:
+def collect(config: CollectConfig, progress: Progress | None = None) -> dict[str, Any]:
     """Runs representative ranks, infers the rest, writes the graph; returns the summary."""
     start = time.monotonic_ns()
     if config.world_size < 1:
@@ -49,7 +50,7 @@ def collect(config: CollectConfig) -> dict[str, Any]:
     check_world_size(program, config.world_size, "--world-size says")
     _check_output(config.output)
     _check_exact(config, device)
-    collector = _Collector(config, device, program)
+    collector = _Collector(config, device, program, progress or Progress(enabled=False))
     collector.note(notes)
     roles = collector.find_roles()
     graph = collector.assemble(roles)
@@ -147,8 +148,9 @@ def _open_room(
 class _Collector:
     """One collection under way."""
 
-    def __init__(self, config: CollectConfig, device: Device, program: ProgramCommand) -> None:
+    def __init__(self, config: CollectConfig, device: Device, program: ProgramCommand, progress: Progress) -> None:
         self._config = config
+        self._progress = progress
         self._device = device
         self._program = program
         self._gpus_per_node = device.gpus_per_node
@@ -206,6 +208,11 @@ class _Collector:
         logger.info("running %s of %d ranks", _enumerate(ranks), self._config.world_size)
         with ExitStack() as stack:
             rooms: dict[int, _Room] = {}
+            advance = stack.enter_context(self._progress.task("ranks", len(ranks)))
+
+            def ended(rank: int) -> None:
+                self._told.ended(rank)
+                advance(f"rank {rank}")
 
             engine = {"kernels": self._kernels, "host_time": self._config.host_time}
 
@@ -222,7 +229,7 @@ class _Collector:
 
             jobs = self._config.jobs or os.cpu_count() or 1
             self._told.expect(ranks)
-            how: dict[str, Any] = {"on_exit": self._told.ended, "echo": self._config.echo}
+            how: dict[str, Any] = {"on_exit": ended, "echo": self._config.echo}
             if self._config.exact:
                 room = open_room(ranks, jobs)
                 rooms = dict.fromkeys(ranks, room)

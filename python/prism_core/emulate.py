@@ -37,6 +37,7 @@ from prism_core.launch import GroupResult, RankGroup, Seat, await_engine, failur
 from prism_core.nccl import differences, settings_of_environment, settings_of_profile, with_environment
 from prism_core.page import write_run
 from prism_core.perturb import perturbation_text
+from prism_core.progress import Progress
 from prism_core.published import META, PublishedValues
 from prism_core.real import assign_gpus, real_nccl, release_failure
 from prism_core.replay import open_graph
@@ -47,7 +48,7 @@ from prism_core.values import program_variables, split_notes
 logger = logging.getLogger(__name__)
 
 
-def emulate(config: EmulateConfig) -> dict[str, Any]:
+def emulate(config: EmulateConfig, progress: Progress | None = None) -> dict[str, Any]:
     """Runs the sandbox ranks against the graph, writes the run folder; returns summary and timing in one.
 
     If a rank dies or the user ends the run, what is known so far is written before the error is raised.
@@ -112,9 +113,12 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
             on_exit=told.ended, echo=config.echo, may_start=session.take_turn, device=device.kind,
         )  # fmt: skip
         failure: PrismError | None = None
+        expected, bars = graph.meta.get("iterations", ""), progress or Progress(enabled=False)
+        total = int(expected) * len(sandbox) if expected.isdigit() else None
         try:
-            group.run(sandbox)
-            await_engine(session, sandbox)
+            with bars.watched("iterations", total, lambda: _iterations(session)):
+                group.run(sandbox)
+                await_engine(session, sandbox)
             failure = failure_of(group.result, session, logs)
         except (KeyboardInterrupt, SystemExit) as interruption:
             failure = InterruptedRunError(interruption)
@@ -142,6 +146,12 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
     if failure is not None:
         raise failure
     return {**summary, **timing, "run": str(config.output)}
+
+
+def _iterations(session: _native.Session) -> int:
+    """Iterations of all sandbox ranks so far."""
+    ranks = json.loads(session.status_json())["ranks"]
+    return sum(rank["iterations"] for rank in ranks.values())
 
 
 def _recorded_tables(config: EmulateConfig, meta: Mapping[str, str]) -> list[str]:

@@ -74,3 +74,15 @@ pub(crate) fn overview_json(py: Python<'_>, graph: PyRef<'_, Graph>, options_jso
     };
     Ok(json!({ "overview": overview, "why_not": why_not, "memory": memory }).to_string())
 }
+
+/// What each rank needs of its card: `memory` as of `overview_json`, without a replay. `options_json`: `profile` and `card_bytes`.
+/// Raises ConfigError.
+#[pyfunction]
+pub(crate) fn memory_json(py: Python<'_>, graph: PyRef<'_, Graph>, options_json: &str) -> PyResult<String> {
+    let options: Value = serde_json::from_str(options_json).map_err(|error| from_json("options", &error))?;
+    let graph = graph.inner(py)?;
+    let profile = profile_of(options.get("profile").and_then(Value::as_str), Some(&graph))?;
+    let card_bytes = number(&options, "card_bytes")?;
+    let report = py.detach(|| MemoryReport::of(&graph, &profile, card_bytes));
+    serde_json::to_string(&report).map_err(|error| from_json("memory", &error))
+}

@@ -54,10 +54,10 @@ impl MemoryNeed {
         let over = self.over_by_bytes?;
         let gib = |bytes: u64| format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30));
         let after = if self.after.is_empty() { String::new() } else { format!(" (after {})", self.after) };
-        let who = if self.num_ranks == 1 {
-            format!("rank {} needs", self.ranks.first())
-        } else {
-            format!("rank {} and {} others like it need", self.ranks.first(), self.num_ranks - 1)
+        let who = match self.ranks.0[..] {
+            [(first, last)] if first == last => format!("rank {first} needs"),
+            [(first, last)] => format!("ranks {first}-{last} need"),
+            _ => format!("rank {} and {} more need", self.ranks.first(), self.num_ranks - 1),
         };
         Some(format!(
             "out of memory: {who} {} at op {}{after} of iteration {}, and {} of context; a card has {}: {} too little",

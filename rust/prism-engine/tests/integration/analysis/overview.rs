@@ -83,9 +83,11 @@ template "first"
   +0 s0 free 20000000000
   +0 s0 AllReduce c0 Uint8 8 Sum
 template "later"
+  +0 s0 compute 1000000 Gemm Default "embed"
   +0 s0 alloc 30000000000
   +0 s0 AllReduce c0 Uint8 8 Sum
 template "last"
+  +0 s0 compute 1000000 Gemm Default "embed"
   +0 s0 alloc 30000000000
   +0 s0 free 30000000000
   +0 s0 AllReduce c0 Uint8 8 Sum
@@ -116,6 +118,6 @@ fn memory_is_told_by_stage_and_the_fullest_card_first() {
     let context = profile.device.context_bytes;
     assert_eq!(need.over_by_bytes, Some(60_000_000_000 + context - (40 << 30)));
     assert_eq!((need.num_ranks, need.num_over, need.peak_op), (2, 2, 2));
-    let text = "out of memory: rank 0 and 1 others like it need 55.88 GiB at op 2 (after embed) of iteration 0, and";
+    let text = "out of memory: ranks 0-1 need 55.88 GiB at op 2 (after embed) of iteration 0, and";
     assert!(found.headline.starts_with(text), "{}", found.headline);
 }
