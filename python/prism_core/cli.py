@@ -14,7 +14,6 @@ from prism_core import doctor as examination
 from prism_core import report as reports
 from prism_core.calibrate import Sizes, calibrate_compute
 from prism_core.collect import collect as run_collect
-from prism_core.collect import tool_version
 from prism_core.config import DEFAULT_DEVICE, CollectConfig, EmulateConfig, parse_ranks, parse_slow
 from prism_core.contents import contents_text
 from prism_core.diagnose import diagnose as run_diagnose
@@ -26,19 +25,24 @@ from prism_core.export import export as run_export
 from prism_core.export import export_text, export_timeline
 from prism_core.imports.cli import add_commands as add_import_commands
 from prism_core.kernels import import_kineto_kernels, table_report
+from prism_core.memory import card_bytes
 from prism_core.messages import import_goal
 from prism_core.nccl import parse_settings
 from prism_core.overlap import calibrate_overlap, overlap_report
+from prism_core.page.verb import say_report
+from prism_core.progress import Progress, StderrHandler, wants_progress
 from prism_core.replay import inspect as read_graph
 from prism_core.replay import open_graph
 from prism_core.replay import replay as run_replay
 from prism_core.spare.cli import app as spare_app
+from prism_core.sweep import sweep as run_sweep
+from prism_core.sweep import sweep_text, write_tables
+from prism_core.version import version_text
 
 app = typer.Typer(
     name="prism",
     help="Run any rank of a large training job on a few GPUs, or on none.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -67,6 +71,11 @@ ForkServer = Annotated[
     bool | None,
     typer.Option("--fork-server/--no-fork-server", help="Fork ranks from one import; default: from 4 ranks on."),
 ]
+Card = Annotated[
+    str | None, typer.Option(help="Another card's memory: 80GiB, or a profile's.", metavar="BYTES|PROFILE")
+]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="Change an entry of the file.", metavar="KEY=VALUE")]
+ShowProgress = Annotated[bool, typer.Option("--progress/--no-progress", help="A bar on stderr, if it is a terminal.")]
 Perturb = Annotated[Path | None, typer.Option("--perturb", help="A file of perturbations.", metavar="FILE.toml")]
 
 
@@ -100,6 +109,7 @@ def collect(
     kernels: Kernels = None,
     host_time: HostTime = "constant",
     fork_server: ForkServer = None,
+    progress: ShowProgress = True,
     as_json: Json = False,
 ) -> None:
     """Build the execution graph of all ranks by running a few."""
@@ -108,7 +118,7 @@ def collect(
         seed=seed, jobs=jobs, exact=exact, rules=rules, strict_values=strict_values, kernels=kernels or (),
         host_time=host_time, fork_server=fork_server,
     )  # fmt: skip
-    _say(run_collect(config), reports.collect_text, as_json)
+    _say(run_collect(config, Progress(enabled=wants_progress(progress))), reports.collect_text, as_json)
 
 
 @app.command()
@@ -142,6 +152,9 @@ def replay(
     contention: Annotated[str, typer.Option(help="none, fair-share or fifo.")] = "none",
     overlap: Annotated[Path | None, typer.Option(help="Slower computing beside communication.", metavar="FILE")] = None,
     messages: Messages = "fine",
+    profile: Annotated[
+        str | None, typer.Option(help="Another cluster's network; computing stays.", metavar="PROFILE")
+    ] = None,
     symmetry: Annotated[bool, typer.Option(help="Evaluate equal ranks once.")] = True,
     nccl: Annotated[
         list[str] | None, typer.Option(help="Another NCCL variable, e.g. NCCL_ALGO=Ring.", metavar="NAME=VALUE")
@@ -159,7 +172,14 @@ def replay(
     how: Any = {"contention": contention, "symmetry": symmetry, "overlap": overlap, "messages": messages}
     settings = parse_settings(nccl or [])
     result = run_replay(
-        graph, slow=parse_slow(slow or []), perturb=perturb, nccl=settings, tuning=tuning, loggops=loggops, **how
+        graph,
+        slow=parse_slow(slow or []),
+        perturb=perturb,
+        nccl=settings,
+        tuning=tuning,
+        loggops=loggops,
+        profile=profile,
+        **how,
     )
     _say(result.to_dict(), reports.replay_text, as_json)
 
@@ -267,6 +287,7 @@ def emulate(
     record: Annotated[
         Path | None, typer.Option(help="Write the graph of what ran (every rank is a sandbox).", metavar="JOB.prism")
     ] = None,
+    progress: ShowProgress = True,
     as_json: Json = False,
 ) -> None:
     """Run the program as some ranks of the job, against the graph."""
@@ -277,7 +298,7 @@ def emulate(
         fork_server=fork_server,
         record=record,
     )  # fmt: skip
-    _say(run_emulate(config), reports.emulate_text, as_json)
+    _say(run_emulate(config, Progress(enabled=wants_progress(progress))), reports.emulate_text, as_json)
 
 
 @app.command()
@@ -287,37 +308,71 @@ def diagnose(
     perturb: Perturb = None,
     iteration: Annotated[int | None, typer.Option(help="Which, from 0; the last by default.", min=0)] = None,
     sensitivities: Annotated[bool, typer.Option(help="Replay again with single things slower.")] = True,
+    card: Card = None,
     as_json: Json = False,
 ) -> None:
-    """Explain a hang or an iteration time, the culprit first."""
+    """Explain a hang, a lack of memory or an iteration time, the culprit first."""
     found = run_diagnose(
         source, slow=parse_slow(slow or []), perturb=perturb, iteration=iteration, sensitivities=sensitivities,
+        card_bytes=card_bytes(card),
     )  # fmt: skip
     _say(found, diagnose_text, as_json)
 
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN")],
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write HTML here.")] = None,
+    source: Annotated[Path, typer.Argument(help="A run folder or a graph.", metavar="RUN|JOB.prism")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write one HTML page here.", metavar="FILE.html")
+    ] = None,
+    graph: Annotated[
+        Path | None, typer.Option(help="The graph of a run, if it is elsewhere now.", metavar="JOB.prism")
+    ] = None,
+    slow: Slow = None,
+    perturb: Perturb = None,
+    iteration: Annotated[int | None, typer.Option(help="Which, from 0; the last by default.", min=0)] = None,
+    card: Card = None,
     as_json: Json = False,
 ) -> None:
-    """Report on a run: as text, as JSON, or as a self-contained HTML page."""
-    summary, timing = reports.read_run(run)
-    if output is not None:
-        output.write_text(reports.to_html(summary, timing), encoding="utf-8")
-    _say({**summary, **timing}, reports.emulate_text, as_json)
+    """Report on a run or a job: as text, as JSON, or as a self-contained HTML page."""
+    how = {"slow": parse_slow(slow or []), "perturb": perturb, "iteration": iteration, "card_bytes": card_bytes(card)}
+    say_report(source, output, graph, {key: value for key, value in how.items() if value}, as_json)
+
+
+@app.command("sweep")
+def sweep_configurations(
+    source: Annotated[Path, typer.Argument(help="What to try.", metavar="SWEEP.toml")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Where results are kept.", metavar="FILE.jsonl")
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Configurations at a time.", min=1)] = 1,
+    executor: Annotated[str, typer.Option(help="local, or ray for a Ray cluster.")] = "local",
+    settings: Settings = None,
+    retry_failed: Annotated[bool, typer.Option(help="Try again what has failed.")] = False,
+    csv: Annotated[Path | None, typer.Option(help="Write the table here.", metavar="FILE.csv")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write a picture here.", metavar="FILE.svg")] = None,
+    progress: ShowProgress = True,
+    as_json: Json = False,
+) -> None:
+    """Try many configurations of a program or a graph, and rank them by iteration time and fit."""
+    found = run_sweep(
+        source, output, jobs=jobs, executor=executor, settings=settings or (),  # type: ignore[arg-type]
+        retry_failed=retry_failed, progress=Progress(enabled=wants_progress(progress)),
+    )  # fmt: skip
+    for path in write_tables(found, csv, svg, source.stem):
+        logging.info("wrote %s", path)
+    _say(found, sweep_text, as_json)
 
 
 @app.callback(invoke_without_command=True)
 def _options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print version and build, and leave.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More on stderr.")] = False,
 ) -> None:
     level = logging.DEBUG if verbose else logging.INFO
-    logging.basicConfig(level=level, stream=sys.stderr, format="prism: %(message)s", force=True)
+    logging.basicConfig(level=level, handlers=[StderrHandler()], format="prism: %(message)s", force=True)
     if version:
-        sys.stdout.write(tool_version() + "\n")
+        sys.stdout.write(version_text() + "\n")
         raise typer.Exit
 
 
@@ -345,12 +400,16 @@ def _is_usage_error(error: Exception) -> bool:
 def _report_error(error: Any, as_json: bool) -> int:
     """Says what went wrong; returns the exit code."""
     if _is_usage_error(error):
+        hint = f"{error.ctx.command_path} --help lists what there is" if getattr(error, "ctx", None) else None
         entry, code = {"kind": "UsageError", "message": error.format_message()}, error.exit_code
+        entry |= {"hint": hint} if hint else {}
     else:
         entry, code = error_entry(error), 1
     if as_json:
         sys.stdout.write(reports.to_json({"error": entry}))
     sys.stderr.write(f"prism: error: {entry['message']}\n")
+    if "hint" in entry:
+        sys.stderr.write(f"prism: hint: {entry['hint']}\n")
     return int(entry.get("returncode") or code)
 
 

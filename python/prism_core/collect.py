@@ -28,6 +28,7 @@ from prism_core.forks import ForkStarter, NoFork, choose_starter
 from prism_core.kernels import read_tables
 from prism_core.launch import RankGroup, Seat, await_engine, failure_of, log_path
 from prism_core.nccl import with_environment
+from prism_core.progress import Progress
 from prism_core.published import META, PublishedValues
 from prism_core.roles import MAX_REPRESENTATIVES, Distinction, Positions, RoleFinder, Roles, distinctions
 from prism_core.rules import Rules, load_rules, load_value_rules
@@ -44,7 +45,7 @@ _MEMORY_KEYS = (
 )  # fmt: skip
 
 
-def collect(config: CollectConfig) -> dict[str, Any]:
+def collect(config: CollectConfig, progress: Progress | None = None) -> dict[str, Any]:
     """Runs representative ranks, infers the rest, writes the graph; returns the summary."""
     start = time.monotonic_ns()
     if config.world_size < 1:
@@ -61,7 +62,7 @@ def collect(config: CollectConfig) -> dict[str, Any]:
     _check_output(config.output)
     _check_exact(config, device)
     with _choose_starter(config, device, program) as starter:
-        collector = _Collector(config, device, program, starter)
+        collector = _Collector(config, device, program, starter, progress or Progress(enabled=False))
         collector.note(notes)
         roles = collector.find_roles()
     collector.note(starter.notes())
@@ -171,10 +172,16 @@ class _Collector:
     """One collection under way."""
 
     def __init__(
-        self, config: CollectConfig, device: Device, program: ProgramCommand, starter: ForkStarter | NoFork
+        self,
+        config: CollectConfig,
+        device: Device,
+        program: ProgramCommand,
+        starter: ForkStarter | NoFork,
+        progress: Progress,
     ) -> None:
         self._config = config
         self._starter = starter
+        self._progress = progress
         self._device = device
         self._program = program
         self._gpus_per_node = device.gpus_per_node
@@ -234,6 +241,11 @@ class _Collector:
         logger.info("running %s of %d ranks", _enumerate(ranks), self._config.world_size)
         with ExitStack() as stack:
             rooms: dict[int, _Room] = {}
+            advance = stack.enter_context(self._progress.task("ranks", len(ranks)))
+
+            def ended(rank: int) -> None:
+                self._told.ended(rank)
+                advance(f"rank {rank}")
 
             engine = {"kernels": self._kernels, "host_time": self._config.host_time}
 
@@ -250,7 +262,7 @@ class _Collector:
 
             jobs = self._config.jobs or os.cpu_count() or 1
             self._told.expect(ranks)
-            how: dict[str, Any] = {"on_exit": self._told.ended, "echo": self._config.echo, "starter": self._starter}
+            how: dict[str, Any] = {"on_exit": ended, "echo": self._config.echo, "starter": self._starter}
             if self._config.exact:
                 room = open_room(ranks, jobs)
                 rooms = dict.fromkeys(ranks, room)

@@ -18,6 +18,9 @@ from prism_core.report import ranks_text, read_run
 
 _SHOWN = 8
 _WIDTH = 100
+_GIB = 1 << 30
+#: Lines of a list in a text: the answer fits onto one screen, --json has the rest.
+_LINES = 4
 
 
 def diagnose(
@@ -28,6 +31,7 @@ def diagnose(
     iteration: int | None = None,
     sensitivities: bool = True,
     top: int = _SHOWN,
+    card_bytes: int | None = None,
 ) -> dict[str, Any]:
     """Explains a job, or says what went wrong in a run.
 
@@ -38,6 +42,7 @@ def diagnose(
         iteration: Which iteration, from 0; the last if not said (graphs only).
         sensitivities: Replay again with single things slower (graphs only).
         top: Entries of each list at most.
+        card_bytes: Memory of a card, if other than the profile's (graphs only).
 
     Returns:
         The document of `prism diagnose --json` (docs/diagnose.md).
@@ -54,6 +59,7 @@ def diagnose(
         "iteration": iteration,
         "sensitivities": sensitivities,
         "top": top,
+        "card_bytes": card_bytes,
     }
     document: dict[str, Any] = json.loads(_native.diagnose_json(source, json.dumps(options)))
     return document
@@ -134,10 +140,12 @@ def _time_lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield from _part_lines(path["parts"], names)
     shares = ", ".join(f"{rank['rank']} ({100 * rank['share']:.1f} %)" for rank in path["ranks"][:_SHOWN])
     yield textwrap.fill(f"  on ranks  {shares}", _WIDTH, subsequent_indent=" " * 12)
-    for account in document["accounts"]:
+    for account in document["accounts"][:2]:
         yield f"\nrank {account['rank']} ({account['why'].replace('_', ' ')})"
         yield from _part_lines(account["parts"], names)
     yield from _waiting_lines(document["waiting"], names)
+    if memory := document["memory"]:
+        yield f"\nmemory: {_memory(memory)}"
     if document["slack"]:
         slack = document["slack"]
         most = ", ".join(f"rank {own['rank']} {_ms(own['slack_ns'])}" for own in slack["most"][:3])
@@ -145,8 +153,16 @@ def _time_lines(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"\nslack: none on {slack['ranks_without']} ranks" + (f"; most{bound}: {most}" if most else "")
     if document["sensitivities"]:
         yield "\n10 % slower makes the iteration longer by"
-        for item in document["sensitivities"][:_SHOWN]:
+        for item in document["sensitivities"][:_LINES]:
             yield f"  {10 * item['elasticity']:6.2f} %  {_parameter(item)}"
+
+
+def _memory(memory: Mapping[str, Any]) -> str:
+    """What the fullest cards need."""
+    need, card = memory["peak_bytes"] + memory["context_bytes"], memory["card_bytes"]
+    who = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in memory["ranks"][:_LINES])
+    name = "rank" if memory["num_ranks"] == 1 else "ranks"
+    return f"{name} {who} need{'s' * (memory['num_ranks'] == 1)} {need / _GIB:.2f} GiB of {card / _GIB:.2f} GiB"
 
 
 def _communicator(named: Mapping[str, Any]) -> str:
@@ -165,7 +181,7 @@ def _communicator(named: Mapping[str, Any]) -> str:
 def _waiting_lines(waiting: Mapping[str, Any], names: Mapping[int, str]) -> Iterator[str]:
     if waiting["blame"]:
         yield "\nwaited for (summed over the ranks that wait)"
-    for blame in waiting["blame"][:_SHOWN]:
+    for blame in waiting["blame"][:_LINES]:
         yield (
             f"  rank {blame['rank']:<6} {_ms(blame['waited_ns']):>16} on communicator {names[blame['communicator']]}, "
             f"one rank {_ms(blame['longest_ns'])}"
@@ -173,7 +189,7 @@ def _waiting_lines(waiting: Mapping[str, Any], names: Mapping[int, str]) -> Iter
 
 
 def _part_lines(parts: Iterable[Mapping[str, Any]], names: Mapping[int, str]) -> Iterator[str]:
-    for part in list(parts)[:_SHOWN]:
+    for part in list(parts)[:_LINES]:
         yield f"  {100 * part['share']:5.1f} % {_ms(part['ns']):>14}  {_spent(part, names)}"
 
 

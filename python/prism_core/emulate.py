@@ -39,12 +39,13 @@ from prism_core.forks import ForkStarter, NoFork, choose_starter
 from prism_core.kernels import read_tables
 from prism_core.launch import GroupResult, RankGroup, Seat, await_engine, failure_of, log_path
 from prism_core.nccl import differences, settings_of_environment, settings_of_profile, with_environment
+from prism_core.page import write_run
 from prism_core.perturb import perturbation_text
+from prism_core.progress import Progress
 from prism_core.published import META, PublishedValues
 from prism_core.real import assign_gpus, real_nccl, release_failure
 from prism_core.recorded import check_recording, graph_of_run
 from prism_core.replay import open_graph
-from prism_core.report import write_run
 from prism_core.rules import load_rules, load_value_rules
 from prism_core.store import RendezvousServer
 from prism_core.values import program_variables, split_notes
@@ -52,7 +53,7 @@ from prism_core.values import program_variables, split_notes
 logger = logging.getLogger(__name__)
 
 
-def emulate(config: EmulateConfig) -> dict[str, Any]:
+def emulate(config: EmulateConfig, progress: Progress | None = None) -> dict[str, Any]:
     """Runs the sandbox ranks against the graph, writes the run folder; returns summary and timing in one.
 
     If a rank dies or the user ends the run, what is known so far is written before the error is raised.
@@ -121,9 +122,12 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
             on_exit=told.ended, echo=config.echo, may_start=session.take_turn, device=device.kind, starter=starter,
         )  # fmt: skip
         failure: PrismError | None = None
+        expected, bars = graph.meta.get("iterations", ""), progress or Progress(enabled=False)
+        total = int(expected) * len(sandbox) if expected.isdigit() else None
         try:
-            group.run(sandbox)
-            await_engine(session, sandbox)
+            with bars.watched("iterations", total, lambda: _iterations(session)):
+                group.run(sandbox)
+                await_engine(session, sandbox)
             failure = failure_of(group.result, session, logs)
         except (KeyboardInterrupt, SystemExit) as interruption:
             failure = InterruptedRunError(interruption)
@@ -152,7 +156,7 @@ def emulate(config: EmulateConfig) -> dict[str, Any]:
         "tool_version": tool_version(),
         "error": error_entry(failure) if failure is not None else None,
     }
-    timing = _timing(found, group.result, time.monotonic_ns() - start)
+    timing = _timing(found, group.result, time.monotonic_ns() - start) | {"graph": str(Path(config.graph).absolute())}
     write_run(config.output, summary, timing)
     if failure is not None:
         raise failure
@@ -167,6 +171,12 @@ def _choose_starter(
     """How sandbox ranks are started: forked, unless there are few, or CPU time counts."""
     wanted = False if config.fork_server is None and config.host_time != "constant" else config.fork_server
     return choose_starter(program.argv, num_ranks=len(sandbox), wanted=wanted, device=device.kind)
+
+
+def _iterations(session: _native.Session) -> int:
+    """Iterations of all sandbox ranks so far."""
+    ranks = json.loads(session.status_json())["ranks"]
+    return sum(rank["iterations"] for rank in ranks.values())
 
 
 def _recorded_tables(config: EmulateConfig, meta: Mapping[str, str]) -> list[str]:

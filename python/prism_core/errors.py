@@ -28,6 +28,7 @@ __all__ = [
     "TorchMissingError",
     "UnknownValueError",
     "error_entry",
+    "hint_for",
 ]
 
 
@@ -92,10 +93,27 @@ class DeviceMemoryError(RankFailedError):
         self.iteration = iteration
 
 
+#: What to do next, by kind of error, where the message does not say it.
+_HINTS: dict[type[PrismError], str] = {
+    DeadlockError: "`prism diagnose JOB.prism` with the same --slow and --perturb says who is to blame",
+    MismatchError: "`prism diagnose JOB.prism` with the same --slow and --perturb says who is to blame",
+    ShimError: "`prism doctor` says what is in place and what is not",
+    TorchMissingError: "`python -m prism_core.slim` installs PyTorch without the NVIDIA packages",
+}
+
+
+def hint_for(error: Exception) -> str | None:
+    """What to do about an error, if there is more to say than its message."""
+    if isinstance(error, RankFailedError) and "out of memory" in str(error).lower():
+        return "`prism diagnose RUN` says what the card holds; a smaller micro batch, or recomputing, needs less"
+    return next((hint for kind, hint in _HINTS.items() if isinstance(error, kind)), None)
+
+
 def error_entry(error: Exception) -> dict[str, Any]:
     """The error as it appears in JSON documents."""
     entry: dict[str, Any] = {"kind": type(error).__name__, "message": str(error)}
     for name in ("rank", "returncode", "last_op", "iteration"):
         if hasattr(error, name):
             entry[name] = getattr(error, name)
-    return entry
+    hint = hint_for(error)
+    return entry | ({"hint": hint} if hint else {})

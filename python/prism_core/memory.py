@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from prism_core.config import read_profile
+from prism_core.errors import ConfigError
+from prism_core.units import byte_count
 
 #: What a number of bytes rests on: recorded exactly, told by the user, computed by the engine's model, or not known.
 Basis = Literal["recorded", "given", "modelled", "unknown"]
@@ -73,3 +78,16 @@ def device_memory(
     return DeviceMemory(
         framework_bytes=framework_bytes, communicator_bytes=modelled_bytes, basis="modelled", remark=remark
     )
+
+
+def card_bytes(text: str | None) -> int | None:
+    """Memory of a card: a size such as `80GiB`, or that of a device profile; nothing for nothing."""
+    if text is None:
+        return None
+    if text[:1].isdigit():
+        return round(byte_count(text, "--card"))
+    device = tomllib.loads(read_profile(text)).get("device", {})
+    size = device.get("memory_bytes") if isinstance(device, dict) else None
+    if not isinstance(size, int):
+        raise ConfigError(f"the profile {text} does not say device.memory_bytes")
+    return size

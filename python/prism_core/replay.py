@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from prism_core import _native
-from prism_core.config import check_ranks, check_slow
+from prism_core.config import check_ranks, check_slow, read_profile
 from prism_core.contents import describe
 from prism_core.errors import ConfigError
 from prism_core.messages import inspect_program, is_message_program, refuse_message_program, replay_program
@@ -98,6 +98,7 @@ def replay(
     *,
     overlap: Overlap | None = None,
     messages: Messages = "fine",
+    profile: str | None = None,
 ) -> ReplayResult:
     """Replays a graph from virtual ranks only.
 
@@ -120,6 +121,8 @@ def replay(
         loggops: Parameters of a message program's evaluation (`prism_core.messages.replay_program`).
         overlap: How many times longer computations take beside communication: the path of a TOML file with a table
             `[overlap]`, TOML text, or factors by class, for example `{"gemm": 1.15}`. By default the profile's own.
+        profile: Another cluster's network and NVLink: the name of a built-in profile, or the path of a TOML file.
+            Durations of computing stay those of the graph.
         messages: Where messages are evaluated, `fine` cuts rings as NCCL does, `coarse` has one message per ring step.
 
     Returns:
@@ -129,7 +132,8 @@ def replay(
         not isinstance(graph_or_path, _native.Graph) and is_message_program(graph_or_path)
     ):
         changed = {"contention": contention != "none", "symmetry": not symmetry, "messages": messages != "fine"}
-        _refuse_options(slow=slow, perturb=perturb, overlap=overlap, nccl=nccl, tuning=tuning, **changed)
+        given = {"overlap": overlap, "nccl": nccl, "tuning": tuning, "profile": profile}
+        _refuse_options(slow=slow, perturb=perturb, **given, **changed)
         return ReplayResult(replay_program(graph_or_path, loggops))
     if loggops is not None:
         raise ConfigError("loggops is for message programs (GOAL): an execution graph is replayed with its profile")
@@ -146,11 +150,14 @@ def replay(
     recorded_profile = graph.meta.get("profile")
     recorded = settings_of_profile(recorded_profile) if recorded_profile else {}
     used = merged(recorded, nccl or {})
-    if nccl or tuning:
-        options["profile"] = with_settings(recorded_profile or _native.profile_toml(DEFAULT_PROFILE), used, tuning)
+    if nccl or tuning or profile:
+        base = read_profile(profile) if profile else recorded_profile or _native.profile_toml(DEFAULT_PROFILE)
+        options["profile"] = with_settings(base, used, tuning)
     document = json.loads(_native.replay_json(graph, json.dumps(options)))
     document["nccl"] = used
     document["notes"] = differences(recorded, used)
+    if profile:
+        document["notes"].append(f"the network is that of {profile}; computing takes what it takes in the graph")
     if document.get("traffic"):
         document["notes"].append(
             'messages are those of network.tuning = "fastest": NCCL\'s channels and choice are not lowered'

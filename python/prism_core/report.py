@@ -1,11 +1,10 @@
-"""Reports: the run folder (summary.json, timing.json, report.html) and the texts the commands print.
+"""Reports: the run folder (summary.json, timing.json) and the texts the commands print.
 
 `summary.json` holds what every equal run finds, byte for byte; what depends on the machine is in `timing.json`.
 """
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,6 @@ from prism_core.values import GRADES, site_text
 
 SUMMARY = "summary.json"
 TIMING = "timing.json"
-REPORT = "report.html"
 
 _MIB = 1 << 20
 _SHOWN = 8
@@ -29,13 +27,6 @@ _RANGES = 64
 def to_json(document: Any) -> str:
     """The document as text that is the same for equal documents."""
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-
-
-def write_run(folder: Path, summary: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
-    """Writes the files of a run folder."""
-    (folder / SUMMARY).write_text(to_json(summary), encoding="utf-8")
-    (folder / TIMING).write_text(to_json(timing), encoding="utf-8")
-    (folder / REPORT).write_text(to_html(summary, timing), encoding="utf-8")
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -338,61 +329,3 @@ def doctor_text(document: Mapping[str, Any]) -> str:
     lines = [f"{marks[item['state']]}{item['name']}: {item['detail']}" for item in document["findings"]]
     verdict = "the preload is in place" if document["preload_in_place"] else "THE PRELOAD IS NOT IN PLACE"
     return "\n".join([*lines, verdict])
-
-
-# HTML
-
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c2330; }
-table { border-collapse: collapse; margin: 0.5rem 0 1.5rem; }
-td, th { border-bottom: 1px solid #d9dee7; padding: 0.25rem 0.9rem 0.25rem 0; text-align: left; }
-td.n { text-align: right; font-variant-numeric: tabular-nums; }
-.bar { background: #3b6fb6; height: 0.8rem; }
-.error { background: #fbe3e0; padding: 0.6rem 1rem; }
-"""
-
-
-def to_html(summary: Mapping[str, Any], timing: Mapping[str, Any]) -> str:
-    """A report that needs nothing but itself."""
-    parts = [
-        "<!doctype html><html lang='en'><meta charset='utf-8'><title>Emulation report</title>",
-        f"<style>{_STYLE}</style><h1>Emulated run of {summary['world_size']} ranks</h1>",
-        f"<p><code>{html.escape(summary['command'])}</code></p>",
-    ]
-    if summary["error"]:
-        parts.append(f"<p class='error'>{html.escape(summary['error']['message'])}</p>")
-    parts.append("<h2>Iterations</h2>" + _iteration_bars(summary["iteration_time_ns"]))
-    parts.append("<h2>Summary</h2>" + _html_table(("", ""), _emulate_rows(summary)))
-    for rank in summary["ranks"]:
-        if rank["communicators"]:
-            parts.append(f"<h2>Communicators of rank {rank['rank']}</h2>" + _record_table(rank["communicators"]))
-    parts.append("<h2>This run's cost</h2>" + _html_table(("", ""), ((k, str(v)) for k, v in sorted(timing.items()))))
-    return "\n".join(parts) + "</html>\n"
-
-
-def _iteration_bars(times: Sequence[int]) -> str:
-    longest = max(times, default=0)
-    rows = [
-        f"<tr><td>{index}</td><td class='n'>{_milliseconds(time)}</td>"
-        f"<td style='width:30rem'><div class='bar' style='width:{100 * time / max(longest, 1):.1f}%'></div></td></tr>"
-        for index, time in enumerate(times)
-    ]
-    return f"<table>{''.join(rows)}</table>" if rows else "<p>No iteration was seen.</p>"
-
-
-def _html_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    header = "<tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in head) + "</tr>" if any(head) else ""
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table>{header}{body}</table>"
-
-
-def _record_table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Records of equal shape as a table; a long list of members is cut."""
-    columns = list(records[0])
-    return _html_table(columns, ([_cell(record.get(column)) for column in columns] for record in records[:100]))
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, list) and len(value) > _SHOWN:
-        return ", ".join(map(str, value[:_SHOWN])) + f" and {len(value) - _SHOWN} more"
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -384,9 +384,7 @@ def _loader_cache() -> frozenset[str]:
     return frozenset(re.findall(r"^\t(\S+) \(", result.stdout, re.MULTILINE))
 
 
-def plan(
-    files: Sequence[Path], ours: frozenset[Path] = frozenset(), looked_up: Sequence[Path] = ()
-) -> list[StandIn]:
+def plan(files: Sequence[Path], ours: frozenset[Path] = frozenset(), looked_up: Sequence[Path] = ()) -> list[StandIn]:
     """The stand-ins that ``files`` need: every NVIDIA library that is missing, with the symbols used.
 
     ``ours`` are stand-ins built earlier; they do not count as found. Of the files ``looked_up``, names of functions among

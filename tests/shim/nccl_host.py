@@ -191,6 +191,28 @@ def case_ruled(rank: int, n: int, identifier: UniqueId) -> None:
     ok(nccl.ncclCommDestroy(comm))
 
 
+def case_sizes(rank: int, n: int, identifier: UniqueId) -> None:
+    """One of 16 ranks runs: sizes of parts, exchanged, and then data of those sizes; reductions among equals."""
+    comm, sizes = init(n, identifier, rank), np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3], np.int64)
+    got = np.full(n, -1, np.int64)
+    ok(nccl.ncclAlltoAll(pointer(sizes), pointer(got), 1, INT64, comm, None))
+    check(got, np.full(n, sizes[rank]), "sizes")
+    source, out = np.arange(sizes.sum(), dtype=np.float32), np.zeros(got.sum(), np.float32)
+    sent, received = np.cumsum([0, *sizes]), np.cumsum([0, *got])
+    ok(nccl.ncclGroupStart())
+    for peer in range(n):
+        ok(nccl.ncclSend(pointer(source, int(sent[peer])), int(sizes[peer]), F32, peer, comm, None))
+        ok(nccl.ncclRecv(pointer(out, int(received[peer])), int(got[peer]), F32, peer, comm, None))
+    ok(nccl.ncclGroupEnd())
+    print("received", len(out))
+    value = np.full(3, 2.5, np.float32)
+    for op, expected in ((SUM, 2.5 * n), (AVG, 2.5), (MAX, 2.5)):
+        reduced_value = np.zeros_like(value)
+        ok(nccl.ncclAllReduce(pointer(value), pointer(reduced_value), 3, F32, op, comm, None))
+        check(reduced_value, np.full(3, expected, np.float32), ("among equals", op))
+    ok(nccl.ncclCommDestroy(comm))
+
+
 def case_stuck(rank: int, n: int, identifier: UniqueId) -> None:
     """Everybody receives first."""
     comm, value = init(n, identifier, rank), np.zeros(1, np.int32)

@@ -98,7 +98,7 @@ WAYS = [
 
 @pytest.mark.parametrize("audit", [False, True], ids=["preload only", "with audit"])
 @pytest.mark.parametrize(("how", "name", "by_preload"), WAYS, ids=[f"{how} {name}" for how, name, _ in WAYS])
-def test_every_way_to_nccl_is_caught_or_ends_the_run(
+def test_ld_04_every_way_to_nccl_is_caught_or_ends_the_run(
     how: str, name: str, by_preload: bool, audit: bool, built: Path
 ) -> None:
     other = str(built / "other/libnccl.so.2")
@@ -181,7 +181,7 @@ def ask_framework(library: Path, **changes: str) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.parametrize("link", LINKS)
-def test_nccl_linked_into_a_library_ends_the_run_unless_its_calls_come_to_us(
+def test_ld_01_nccl_linked_into_a_library_ends_the_run_unless_its_calls_come_to_us(
     link: str, built: Path, tmp_path: Path
 ) -> None:
     options, is_bypassed = LINKS[link]

@@ -53,7 +53,7 @@ def torch_libraries() -> list[Path]:
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_torch_names_the_function_that_is_missing(tmp_path: Path) -> None:
+def test_ld_02_torch_names_the_function_that_is_missing(tmp_path: Path) -> None:
     """Each function that torch needs, removed in turn: torch cannot be loaded, and says which it was."""
     libraries = torch_libraries()
     if not all(library.exists() for library in libraries):
@@ -160,7 +160,7 @@ def test_refused_functions_say_so_by_name() -> None:
 
 
 @pytest.mark.torch
-def test_exports_every_function_torch_needs() -> None:
+def test_ld_02_exports_every_function_torch_needs() -> None:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         pytest.skip("torch is not installed")

@@ -111,6 +111,15 @@ def test_splits_and_messages_by_a_rule(tmp_path: Path) -> None:
     assert used(summary) == {("AllGather", "T2"), ("Recv", "T2")}
 
 
+@pytest.mark.parametrize("ruled", [False, True], ids=["mirrored", "by a rule"])
+def test_fake_02_sizes_from_virtual_ranks_are_theirs(ruled: bool, tmp_path: Path) -> None:
+    """Rank 5 gets 9 elements from each of 16 peers, 144 in all: never its own sizes echoed."""
+    table = [rules.Rule(lambda call: [9] * len(call.virtual_ranks), kind="AlltoAll", dtype="Int64")]
+    summary = run("sizes", 16, tmp_path, live=[5], values=rules.Rules(table) if ruled else None)
+    assert summary["failed"] is None
+    assert ("AlltoAll", "T2" if ruled else "T1") in used(summary)
+
+
 def test_ranks_that_wait_for_each_other_are_a_deadlock_with_names(tmp_path: Path) -> None:
     summary = run("stuck", 3, tmp_path, at_once=2)
     assert summary["failed"].startswith("deadlock: every running rank waits for another")

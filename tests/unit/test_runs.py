@@ -9,7 +9,8 @@ import fakes
 import prism_core
 import pytest
 from prism_core.errors import ConfigError, RankFailedError, SessionError
-from prism_core.report import collect_text, emulate_text, read_run, to_html
+from prism_core.page import gather, gather_run, render
+from prism_core.report import collect_text, emulate_text, read_run
 from prism_core.rules import Rules
 
 PROGRAM = ["sh", "-c", fakes.CONNECT]
@@ -106,7 +107,7 @@ def test_emulate_writes_the_same_bytes_twice(
     assert (tmp_path / "run/logs/rank-5.log").read_text() == "local 1\n"
     text = emulate_text(document)
     assert "2.000 ms, 1.000 ms" in text and "modelled" in text and "75.0 %" in text
-    assert (tmp_path / "run/report.html").read_text() == to_html(summary, timing)
+    assert (tmp_path / "run/report.html").read_text() == render(gather(tmp_path / "run"))
 
 
 @pytest.mark.usefixtures("fake_engine", "graph")
@@ -140,10 +141,12 @@ def test_emulate_refuses_what_cannot_work(tmp_path: Path) -> None:
 def test_a_report_escapes_what_it_shows() -> None:
     summary = {
         "world_size": 2, "command": "<script>", "iteration_time_ns": [], "ranks": [], "ranks_materialised": 2,
-        "device_time": {"by_provenance": {}}, "notes": ["a < b"], "store": [], "error": {"message": "<b>"},
+        "device_time": {"by_provenance": {}, "by_class": {}}, "notes": ["a < b"], "store": [],
+        "error": {"message": "<em>"},
     }  # fmt: skip
-    page = to_html(summary, {"overhead": None, "wall_ns": 1})
-    assert "<script>" not in page and "<b>" not in page and "a &lt; b" in page
+    page = render(gather_run(Path("<run>"), summary, {"overhead": None, "wall_ns": 1}))
+    assert page.count("<script>") == 1 and "&lt;script&gt;" in page
+    assert "<em>" not in page and "<run>" not in page and "a &lt; b" in page
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:

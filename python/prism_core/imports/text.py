@@ -25,7 +25,9 @@ def kineto_text(document: Mapping[str, Any]) -> str:
     total = document["device_time"]
     lines.append(f"device time: {total['before_ns'] / 1e6:,.3f} ms recorded, {total['after_ns'] / 1e6:,.3f} ms used")
     for late in document["late"][:_SHOWN]:
-        lines.append(f"late: rank {late['rank']} by {late['spread_ns'] / 1000:,.0f} us to {late['kind']} of {late['group']}")
+        lines.append(
+            f"late: rank {late['rank']} by {late['spread_ns'] / 1000:,.0f} us to {late['kind']} of {late['group']}"
+        )
     for name, note in sorted(document["repairs"].items()):
         lines.append(f"{name}: {note['count']}")
         lines += [f"  {line}" for line in note["listed"][:_SHOWN]]

@@ -28,7 +28,7 @@ mod _native {
     #[pymodule_export]
     use super::cost::work_durations_json;
     #[pymodule_export]
-    use super::diagnose::diagnose_json;
+    use super::diagnose::{diagnose_json, memory_json, overview_json};
     #[pymodule_export]
     use super::error::{ConfigError, DeadlockError, GraphFormatError, MismatchError, PrismError, ShimError};
     #[pymodule_export]
@@ -61,6 +61,7 @@ fn build_info(py: Python<'_>) -> PyResult<Bound<'_, pyo3::types::PyDict>> {
     let info = pyo3::types::PyDict::new(py);
     info.set_item("version", env!("CARGO_PKG_VERSION"))?;
     info.set_item("profile", if cfg!(debug_assertions) { "debug" } else { "release" })?;
+    info.set_item("revision", env!("PRISM_REVISION"))?;
     info.set_item("target", format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS))?;
     Ok(info)
 }

@@ -105,7 +105,7 @@ pub struct Waiting {
 }
 
 /// Last arrivals of collectives, by communicator and sequence.
-type Lasts = BTreeMap<(u32, u64), (SimTime, u32)>;
+pub(super) type Lasts = BTreeMap<(u32, u64), (SimTime, u32)>;
 /// Waits of a rank: communicator, rank waited for, how long.
 type Waits = Vec<(u32, u32, SimTime)>;
 
@@ -171,7 +171,13 @@ impl JobTrace {
     }
 
     /// Whom a launch waited for and until when: the last to come before it ended.
-    fn last_of(&self, rank: u32, number: u32, end: SimTime, lasts: &mut Lasts) -> Option<(u32, u32, SimTime)> {
+    pub(super) fn last_of(
+        &self,
+        rank: u32,
+        number: u32,
+        end: SimTime,
+        lasts: &mut Lasts,
+    ) -> Option<(u32, u32, SimTime)> {
         let launch = &self.plan(rank).launches[number as usize];
         let comm = self.comm_of(rank, launch);
         let mut last: Option<(SimTime, u32)> = None;

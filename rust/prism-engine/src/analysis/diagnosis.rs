@@ -4,6 +4,7 @@ use super::blame::{Cause, Culprit, Waiting};
 use super::critical_path::{Path, Segment, Spent};
 use super::excess::{Named, named};
 use super::hang::{Hang, name};
+use super::need::MemoryNeed;
 use super::sensitivity::{Parameter, Sensitivity, sensitivities};
 use super::slack::RankSlack;
 use super::trace::JobTrace;
@@ -28,13 +29,15 @@ pub struct DiagnoseOptions {
     pub sensitivities: bool,
     /// Entries of each list at most.
     pub top: usize,
+    /// Memory of a card in bytes, if other than the profile's.
+    pub card_bytes: Option<u64>,
 }
 
 impl DiagnoseOptions {
     /// The last iteration, with sensitivities.
     #[must_use]
     pub fn new(replay: ReplayOptions) -> Self {
-        Self { replay, iteration: None, sensitivities: true, top: 8 }
+        Self { replay, iteration: None, sensitivities: true, top: 8, card_bytes: None }
     }
 }
 
@@ -139,6 +142,8 @@ pub struct Diagnosis {
     pub waiting: Option<Waiting>,
     /// The communicators that all this names.
     pub communicators: Vec<Named>,
+    /// What the fullest cards need, if the graph has allocations.
+    pub memory: Option<MemoryNeed>,
     /// What could be later, if the job is small enough.
     pub slack: Option<SlackReport>,
     /// What would change the iteration time, strongest first.
@@ -149,10 +154,12 @@ pub struct Diagnosis {
 
 /// Explains a job. A job that hangs is an answer, not an error.
 pub fn diagnose(graph: &Arc<Graph>, options: &DiagnoseOptions) -> Result<Diagnosis, SimError> {
+    let memory = MemoryNeed::of(graph, options);
     let trace = match JobTrace::record(graph, &options.replay) {
         Ok(trace) => trace,
         Err(error) => {
-            return Hang::of(&error).map(|hang| blocked(graph, hang.with_programs(graph, &error))).ok_or(error);
+            let hang = Hang::of(&error).map(|hang| hang.with_programs(graph, &error)).ok_or(error)?;
+            return Ok(blocked(graph, hang, memory));
         }
     };
     let iteration = options.iteration.unwrap_or(trace.num_iterations() - 1);
@@ -171,7 +178,7 @@ pub fn diagnose(graph: &Arc<Graph>, options: &DiagnoseOptions) -> Result<Diagnos
         found = sensitivities(graph, &options.replay, iteration, &parameters)?;
         found.sort_by(|a, b| b.elasticity.total_cmp(&a.elasticity));
     }
-    let (path_figures, headline) = (figures(&trace, &path, options.top), headline(&path, &waiting));
+    let (path_figures, headline) = (figures(&trace, &path, options.top), headline(&path, &waiting, memory.as_ref()));
     let waiting = shortened(waiting, options.top);
     Ok(Diagnosis {
         headline,
@@ -183,13 +190,14 @@ pub fn diagnose(graph: &Arc<Graph>, options: &DiagnoseOptions) -> Result<Diagnos
         critical_path: Some(path_figures),
         accounts,
         waiting: Some(waiting),
+        memory,
         slack,
         sensitivities: found,
         notes,
     })
 }
 
-fn blocked(graph: &Graph, hang: Hang) -> Diagnosis {
+fn blocked(graph: &Graph, hang: Hang, memory: Option<MemoryNeed>) -> Diagnosis {
     Diagnosis {
         headline: hang.cause.clone(),
         world_size: graph.world_size(),
@@ -200,6 +208,7 @@ fn blocked(graph: &Graph, hang: Hang) -> Diagnosis {
         accounts: Vec::new(),
         waiting: None,
         communicators: Vec::new(),
+        memory,
         slack: None,
         sensitivities: Vec::new(),
         notes: Vec::new(),
@@ -317,14 +326,19 @@ fn parameters(path: &Path, culprit: Option<&Culprit>) -> Vec<Parameter> {
     parameters
 }
 
-fn headline(path: &Path, waiting: &Waiting) -> String {
+fn headline(path: &Path, waiting: &Waiting, memory: Option<&MemoryNeed>) -> String {
+    if let Some(too_little) = memory.and_then(MemoryNeed::headline) {
+        return too_little;
+    }
     let Some(culprit) = &waiting.culprit else {
         let largest = path
             .totals()
             .into_iter()
             .take(3)
             .map(|(spent, ns)| format!("{:.1} % {}", 100.0 * share(ns, path.total_ns()), words(spent)));
-        return format!("no rank holds up the others; the critical path is {}", largest.collect::<Vec<_>>().join(", "));
+        let fits = memory.map_or_else(String::new, |memory| format!(", {}", memory.words()));
+        let path = largest.collect::<Vec<_>>().join(", ");
+        return format!("nothing wrong found: no rank holds up the others{fits}; the critical path is {path}");
     };
     let ms = |ns: i64| format!("{:.3} ms", ns as f64 / 1e6);
     let who = name(&culprit.ranks);

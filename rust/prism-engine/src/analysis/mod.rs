@@ -4,7 +4,9 @@
 //!  Graph ──► JobTrace::record ──► critical_path   the chain of work that makes the iteration as long as it is
 //!     │             │        └──► account         where one rank's time goes
 //!     │             ├───────────► waiting         who waits for whom; the culprit waits least
-//!     │             └───────────► slack           what could be later at no cost
+//!     │             ├───────────► slack           what could be later at no cost
+//!     │             └───────────► Overview        every rank over time, in one picture
+//!     ├─────────────────────────► MemoryReport    what every rank needs of its card
 //!     ├─────────────────────────► sensitivities   what would change the iteration time, by replaying it
 //!     └── SimError ─────────────► Hang            why nothing can move
 //! ```
@@ -17,6 +19,8 @@ mod diagnosis;
 mod excess;
 mod hang;
 mod messages;
+mod need;
+mod overview;
 mod places;
 mod plan;
 mod sensitivity;
@@ -31,6 +35,10 @@ pub use diagnosis::{
 };
 pub use excess::{Excess, Named};
 pub use hang::{Hang, HangKind};
+pub use need::MemoryNeed;
+pub use overview::{
+    CommCost, LateRank, MemoryGroup, MemoryReport, Overview, OverviewOptions, Ranges, RankMap, Stretch, Totals,
+};
 pub use sensitivity::{LATENCY_STEP, Parameter, STEP, Sensitivity, sensitivities};
 pub use slack::{MAX_MOMENTS, RankSlack, Slack};
 pub use trace::{JobTrace, MAX_LAUNCHES};

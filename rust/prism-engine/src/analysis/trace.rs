@@ -165,6 +165,12 @@ impl JobTrace {
         }
     }
 
+    /// Are the rank's durations those of its program?
+    pub(super) fn has_common_durations(&self, rank: u32) -> bool {
+        let rank = Rank(rank);
+        self.perturbed.is_none() && !self.slow.contains_key(&rank) && self.graph.rank_overrides(rank).next().is_none()
+    }
+
     /// Time of every node of a rank. O(ops) unless the rank was asked for lately.
     pub(crate) fn times(&self, rank: u32) -> Result<Times, SimError> {
         if let Some(times) = self.times.borrow().get(&rank) {

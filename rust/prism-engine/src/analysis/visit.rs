@@ -127,7 +127,7 @@ impl JobTrace {
     }
 }
 
-fn describe(launch: &Launch) -> String {
+pub(super) fn describe(launch: &Launch) -> String {
     let mut words: Vec<String> = launch.calls.iter().map(|call| call.signature().collective).collect();
     words.dedup();
     let sends = launch.halves.iter().filter(|(half, _)| half.is_send).count();

@@ -3,4 +3,5 @@
 mod cases;
 mod explicit;
 mod laws;
+mod overview;
 mod stories;
