@@ -173,6 +173,33 @@ def test_more_files_give_more_symbols(client: Path, tmp_path: Path) -> None:
 
 
 @NEEDS_GCC
+def test_parts_of_cudnn_come_with_its_main_library(tmp_path: Path) -> None:
+    parts = [
+        compile_library(
+            tmp_path / f"lib{name}.so.9", f"int {symbol}(void) {{ return 0; }}", f"-Wl,-soname,lib{name}.so.9"
+        )
+        for name, symbol in [("cudnn", "cudnnCreate"), ("cudnn_graph", "cudnnUnused")]
+    ]
+    framework = tmp_path / "framework.so"
+    source = "extern int cudnnCreate(void); int create(void) { return cudnnCreate(); }"
+    compile_library(framework, source, str(parts[0]), "-Wl,-rpath,$ORIGIN", "-Wl,--disable-new-dtags")
+    # Another library is linked to a part that only its own loader would find, and looks a function up by name.
+    source = 'const char *wanted = "cudnnLookedUp"; const char *no = "cudnn is not a name";'
+    client = compile_library(tmp_path / "client.so", source, "-Wl,--no-as-needed", str(parts[1]))
+    for path in parts:
+        path.unlink()
+    assert slim.looked_up_names(client) == ["cudnnLookedUp"]
+    report = slim.build_stand_ins([framework, client], tmp_path, [client])
+    assert report == [
+        "libcudnn_graph.so.9: built, 0 functions, 0 data symbols",
+        "libcudnn.so.9: built, 2 functions, 0 data symbols",
+    ]
+    result = call(framework, f"c.create(), ctypes.CDLL({str(client)!r}) is not None")
+    assert (result.stdout.strip(), result.returncode) == ("3000 True", 0), result.stderr
+    assert slim.build_stand_ins([framework, client], tmp_path, [client])[1] == "libcudnn.so.9: in place"
+
+
+@NEEDS_GCC
 def test_remove_takes_only_what_was_built(client: Path) -> None:
     slim.build_stand_ins([client], client.parent)
     (client.parent / "libnccl.so.2").write_bytes(b"the real library came later")
@@ -274,6 +301,8 @@ def test_a_requirement_is_satisfied_by_its_version_or_a_later_one() -> None:
         ("libcublas.so", "libcublas"),
         ("libcuda.so.1", "libcuda"),
         ("libcusparseLt.so.0", "libcusparseLt"),
+        ("libcudnn_graph.so.9", "libcudnn_graph"),
+        ("libcudnn.so.9", "libcudnn"),
         ("libcuda-tools.so.1", None),
         ("libstdc++.so.6", None),
     ],

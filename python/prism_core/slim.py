@@ -199,7 +199,8 @@ class Family:
 
 
 CUDNN_PARTS = (
-    "adv", "cnn", "engines_precompiled", "engines_runtime_compiled", "engines_tensor_ir", "ext", "graph", "heuristic", "ops",
+    "adv", "cnn", "engines_precompiled", "engines_runtime_compiled", "engines_tensor_ir", "ext", "graph", "heuristic",
+    "ops",
 )  # fmt: skip
 
 # Order matters: the first matching pattern owns a symbol that carries no version.
@@ -387,8 +388,8 @@ def _loader_cache() -> frozenset[str]:
 def plan(files: Sequence[Path], ours: frozenset[Path] = frozenset(), looked_up: Sequence[Path] = ()) -> list[StandIn]:
     """The stand-ins that ``files`` need: every NVIDIA library that is missing, with the symbols used.
 
-    ``ours`` are stand-ins built earlier; they do not count as found. Of the files ``looked_up``, names of functions among
-    their strings count as used, too. A stand-in comes after those it loads.
+    ``ours`` are stand-ins built earlier; they do not count as found. Of the files ``looked_up``, names of functions
+    among their strings count as used, too. A stand-in comes after those it loads.
     """
     elves = [read_elf(path) for path in files]
     cache = _loader_cache()
@@ -406,17 +407,22 @@ def plan(files: Sequence[Path], ours: frozenset[Path] = frozenset(), looked_up: 
         for symbol in elf.undefined:
             _assign(symbol, missing)
     for path in looked_up:
-        for name in looked_up_names(path):
-            family = next((entry for entry in FAMILIES if re.match(entry.symbols, name)), None)
-            owner = next((item for item in missing.values() if item.family is family), None)
-            if owner is not None:
-                owner.functions.setdefault(name, None)
+        _assign_names(looked_up_names(path), missing)
     # torch loads the main part of cuDNN; the others are on nobody else's search path.
     parts = sorted(soname for soname, item in missing.items() if item.family.stem.startswith("libcudnn_"))
     for item in missing.values():
         if item.family.stem == "libcudnn":
             item.companions = parts
     return sorted(missing.values(), key=lambda item: (bool(item.companions), item.soname))
+
+
+def _assign_names(names: Iterable[str], missing: dict[str, StandIn]) -> None:
+    """Give functions that are looked up by name to the missing libraries they belong to."""
+    for name in names:
+        family = next((entry for entry in FAMILIES if re.match(entry.symbols, name)), None)
+        owner = next((item for item in missing.values() if item.family is family), None)
+        if owner is not None:
+            owner.functions.setdefault(name, None)
 
 
 def looked_up_names(path: Path) -> list[str]:

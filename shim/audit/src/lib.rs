@@ -150,7 +150,7 @@ fn folder() -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::{DEVICE, LOOKED_UP, STAND_INS, base_name, is_our_file, is_version_of, stand_in_for};
+    use super::{CStr, DEVICE, LOOKED_UP, STAND_INS, base_name, is_our_file, is_version_of, stand_in_for};
 
     #[test]
     fn names_without_a_version_lead_to_the_device_and_sonames_do_not() {
@@ -158,7 +158,7 @@ mod tests {
         for name in LOOKED_UP {
             let path = stand_in_for(name).expect("a stand-in").to_bytes();
             assert!(path.ends_with(b"/libprism_cuda.so"), "{path:?}");
-            assert_eq!(stand_in_for(&[b"/opt/cuda/lib64/", name].concat()).map(|path| path.to_bytes()), Some(path));
+            assert_eq!(stand_in_for(&[b"/opt/cuda/lib64/", name].concat()).map(CStr::to_bytes), Some(path));
             assert!(stand_in_for(&[name, b".13"].concat()).is_none());
         }
         assert!(stand_in_for(b"libcudnn_graph.so").is_none());

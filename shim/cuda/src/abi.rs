@@ -1,5 +1,9 @@
 //! Types and numbers of the CUDA C interface that several modules share.
 
+mod cuda12;
+
+pub(crate) use cuda12::DeviceProp12;
+
 use crate::session::Unavailable;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 

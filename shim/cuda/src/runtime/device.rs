@@ -1,6 +1,6 @@
 //! Devices, their properties, peer access, limits.
 
-use crate::abi::{DeviceProp, Error, Outcome};
+use crate::abi::{DeviceProp, DeviceProp12, Error, Outcome};
 use crate::export::{exports, put, refused};
 use crate::{device, stream};
 use std::collections::{BTreeMap, BTreeSet};
@@ -115,6 +115,11 @@ exports! { runtime, FUNCTIONS:
     cudaGetDeviceFlags(flags: *mut c_uint) => { device::profile()?; put(flags, 8) };
     cudaChooseDevice(device: *mut c_int, _prop: *const c_void) => { device::profile()?; put(device, 0) };
     cudaGetDeviceProperties(prop: *mut DeviceProp, device: c_int) => put(prop, device::properties(device)?);
+    // The name of CUDA 12, with the struct of CUDA 12.
+    cudaGetDeviceProperties_v2(prop: *mut DeviceProp12, device: c_int) => {
+        let (now, profile) = (device::properties(device)?, device::profile()?);
+        put(prop, DeviceProp12::new(&now, profile.clock_khz, profile.memory_clock_khz))
+    };
     cudaDeviceGetAttribute(value: *mut c_int, number: c_int, device: c_int) =>
         put(value, device::attribute(number, device)?);
     cudaDeviceGetPCIBusId(buffer: *mut c_char, length: c_int, device: c_int) =>

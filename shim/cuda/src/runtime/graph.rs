@@ -353,6 +353,11 @@ exports! { runtime, FUNCTIONS:
         stream: *mut c_void, status: *mut c_int, id: *mut c_ulonglong, graph: *mut *mut c_void,
         dependencies: *mut *const *mut c_void, edges: *mut *const c_void, count: *mut usize,
     ) => capture_info(stream, CaptureInfo { status, id, graph, dependencies, edges, count });
+    // The name of CUDA 12; edges have no data there.
+    cudaStreamGetCaptureInfo_v2(
+        stream: *mut c_void, status: *mut c_int, id: *mut c_ulonglong, graph: *mut *mut c_void,
+        dependencies: *mut *const *mut c_void, count: *mut usize,
+    ) => capture_info(stream, CaptureInfo { status, id, graph, dependencies, edges: std::ptr::null_mut(), count });
     cudaGraphCreate(result: *mut *mut c_void, _flags: c_uint) => {
         device::using()?;
         put(result, add_graph(Arc::new(Graph::default())))

@@ -23,8 +23,9 @@ use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The version of the cuDNN that torch 2.14 is built with: major × 10000 + minor × 100 + patch.
-const VERSION: usize = 92_400;
+/// The newest cuDNN that a supported torch is built with, 2.15's: major × 10000 + minor × 100 + patch. torch refuses an older
+/// one than its own.
+const VERSION: usize = 92_600;
 
 /// Handles, each with the address of its stream.
 static HANDLES: Table<AtomicUsize> = Table::new();

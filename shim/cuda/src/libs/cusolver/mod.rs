@@ -31,7 +31,7 @@ const BLOCK: u64 = 32;
 
 /// Address of the stream of each handle; 0 is the default stream.
 static HANDLES: Table<AtomicUsize> = Table::new();
-/// Parameter objects (`cusolverDnParams_t`, `gesvdjInfo_t`). Nothing that they say changes what a call costs here.
+/// Parameter objects (`cusolverDnParams_t`, `gesvdjInfo_t`, `syevjInfo_t`). Nothing that they say changes what a call costs here.
 static PARAMETERS: Table<()> = Table::new();
 
 fn answer(body: impl FnOnce() -> Result<(), Status>) -> Status {
@@ -240,6 +240,7 @@ macro_rules! parameters {
 parameters! {
     cusolverDnCreateParams, cusolverDnDestroyParams;
     cusolverDnCreateGesvdjInfo, cusolverDnDestroyGesvdjInfo;
+    cusolverDnCreateSyevjInfo, cusolverDnDestroySyevjInfo;
 }
 
 /// Sets when Jacobi's method stops; its work is not modelled by sweeps.

@@ -63,6 +63,7 @@ macro_rules! of_type {
      $getrf_size:ident $getrf:ident $getrs:ident
      $geqrf_size:ident $geqrf:ident $orgqr_size:ident $orgqr:ident $ormqr_size:ident $ormqr:ident
      $syevd_size:ident $syevd:ident
+     $syevj_size:ident $syevj:ident $syevj_batched_size:ident $syevj_batched:ident
      $gesvd_size:ident $gesvd:ident $gesvdj_size:ident $gesvdj:ident
      $gesvdj_batched_size:ident $gesvdj_batched:ident $gesvda_size:ident $gesvda:ident) => {
         workspaces! {
@@ -81,6 +82,14 @@ macro_rules! of_type {
             $syevd_size(
                 mode: c_int, _uplo: c_int, n: c_int, _a: Pointer, _lda: c_int, _w: Pointer, result: *mut c_int
             ) => Routine::eigen(mode), shape(n, n, 0, 1), result;
+            $syevj_size(
+                mode: c_int, _uplo: c_int, n: c_int, _a: Pointer, _lda: c_int, _w: Pointer, result: *mut c_int,
+                _parameters: Pointer
+            ) => Routine::eigen(mode), shape(n, n, 0, 1), result;
+            $syevj_batched_size(
+                mode: c_int, _uplo: c_int, n: c_int, _a: Pointer, _lda: c_int, _w: Pointer, result: *mut c_int,
+                _parameters: Pointer, batch: c_int
+            ) => Routine::eigen(mode), shape(n, n, 0, batch), result;
             $gesvd_size(m: c_int, n: c_int, result: *mut c_int) => Routine::SingularVectors, shape(m, n, 0, 1), result;
             $gesvdj_size(
                 mode: c_int, _economy: c_int, m: c_int, n: c_int, _a: Pointer, _lda: c_int, _s: Pointer, _u: Pointer,
@@ -125,6 +134,14 @@ macro_rules! of_type {
                 mode: c_int, _uplo: c_int, n: c_int, a: Pointer, _lda: c_int, w: Pointer, _work: Pointer,
                 _work_size: c_int, info: *mut c_int
             ) => $element, Routine::eigen(mode), shape(n, n, 0, 1), [a, w], info;
+            $syevj(
+                mode: c_int, _uplo: c_int, n: c_int, a: Pointer, _lda: c_int, w: Pointer, _work: Pointer,
+                _work_size: c_int, info: *mut c_int, _parameters: Pointer
+            ) => $element, Routine::eigen(mode), shape(n, n, 0, 1), [a, w], info;
+            $syevj_batched(
+                mode: c_int, _uplo: c_int, n: c_int, a: Pointer, _lda: c_int, w: Pointer, _work: Pointer,
+                _work_size: c_int, info: *mut c_int, _parameters: Pointer, batch: c_int
+            ) => $element, Routine::eigen(mode), shape(n, n, 0, batch), [a, w], info;
             $gesvd(
                 job_u: c_char, job_v: c_char, m: c_int, n: c_int, a: Pointer, _lda: c_int, s: Pointer, u: Pointer,
                 _ldu: c_int, v: Pointer, _ldv: c_int, _work: Pointer, _work_size: c_int, _real: Pointer,
@@ -212,7 +229,9 @@ of_type! { FLOAT32;
     cusolverDnSpotrf_bufferSize cusolverDnSpotrf cusolverDnSpotrfBatched cusolverDnSpotrs cusolverDnSpotrsBatched
     cusolverDnSgetrf_bufferSize cusolverDnSgetrf cusolverDnSgetrs cusolverDnSgeqrf_bufferSize cusolverDnSgeqrf
     cusolverDnSorgqr_bufferSize cusolverDnSorgqr cusolverDnSormqr_bufferSize cusolverDnSormqr
-    cusolverDnSsyevd_bufferSize cusolverDnSsyevd cusolverDnSgesvd_bufferSize cusolverDnSgesvd
+    cusolverDnSsyevd_bufferSize cusolverDnSsyevd
+    cusolverDnSsyevj_bufferSize cusolverDnSsyevj cusolverDnSsyevjBatched_bufferSize cusolverDnSsyevjBatched
+    cusolverDnSgesvd_bufferSize cusolverDnSgesvd
     cusolverDnSgesvdj_bufferSize cusolverDnSgesvdj cusolverDnSgesvdjBatched_bufferSize cusolverDnSgesvdjBatched
     cusolverDnSgesvdaStridedBatched_bufferSize cusolverDnSgesvdaStridedBatched
 }
@@ -220,7 +239,9 @@ of_type! { FLOAT64;
     cusolverDnDpotrf_bufferSize cusolverDnDpotrf cusolverDnDpotrfBatched cusolverDnDpotrs cusolverDnDpotrsBatched
     cusolverDnDgetrf_bufferSize cusolverDnDgetrf cusolverDnDgetrs cusolverDnDgeqrf_bufferSize cusolverDnDgeqrf
     cusolverDnDorgqr_bufferSize cusolverDnDorgqr cusolverDnDormqr_bufferSize cusolverDnDormqr
-    cusolverDnDsyevd_bufferSize cusolverDnDsyevd cusolverDnDgesvd_bufferSize cusolverDnDgesvd
+    cusolverDnDsyevd_bufferSize cusolverDnDsyevd
+    cusolverDnDsyevj_bufferSize cusolverDnDsyevj cusolverDnDsyevjBatched_bufferSize cusolverDnDsyevjBatched
+    cusolverDnDgesvd_bufferSize cusolverDnDgesvd
     cusolverDnDgesvdj_bufferSize cusolverDnDgesvdj cusolverDnDgesvdjBatched_bufferSize cusolverDnDgesvdjBatched
     cusolverDnDgesvdaStridedBatched_bufferSize cusolverDnDgesvdaStridedBatched
 }
@@ -228,7 +249,9 @@ of_type! { COMPLEX64;
     cusolverDnCpotrf_bufferSize cusolverDnCpotrf cusolverDnCpotrfBatched cusolverDnCpotrs cusolverDnCpotrsBatched
     cusolverDnCgetrf_bufferSize cusolverDnCgetrf cusolverDnCgetrs cusolverDnCgeqrf_bufferSize cusolverDnCgeqrf
     cusolverDnCungqr_bufferSize cusolverDnCungqr cusolverDnCunmqr_bufferSize cusolverDnCunmqr
-    cusolverDnCheevd_bufferSize cusolverDnCheevd cusolverDnCgesvd_bufferSize cusolverDnCgesvd
+    cusolverDnCheevd_bufferSize cusolverDnCheevd
+    cusolverDnCheevj_bufferSize cusolverDnCheevj cusolverDnCheevjBatched_bufferSize cusolverDnCheevjBatched
+    cusolverDnCgesvd_bufferSize cusolverDnCgesvd
     cusolverDnCgesvdj_bufferSize cusolverDnCgesvdj cusolverDnCgesvdjBatched_bufferSize cusolverDnCgesvdjBatched
     cusolverDnCgesvdaStridedBatched_bufferSize cusolverDnCgesvdaStridedBatched
 }
@@ -236,7 +259,9 @@ of_type! { COMPLEX128;
     cusolverDnZpotrf_bufferSize cusolverDnZpotrf cusolverDnZpotrfBatched cusolverDnZpotrs cusolverDnZpotrsBatched
     cusolverDnZgetrf_bufferSize cusolverDnZgetrf cusolverDnZgetrs cusolverDnZgeqrf_bufferSize cusolverDnZgeqrf
     cusolverDnZungqr_bufferSize cusolverDnZungqr cusolverDnZunmqr_bufferSize cusolverDnZunmqr
-    cusolverDnZheevd_bufferSize cusolverDnZheevd cusolverDnZgesvd_bufferSize cusolverDnZgesvd
+    cusolverDnZheevd_bufferSize cusolverDnZheevd
+    cusolverDnZheevj_bufferSize cusolverDnZheevj cusolverDnZheevjBatched_bufferSize cusolverDnZheevjBatched
+    cusolverDnZgesvd_bufferSize cusolverDnZgesvd
     cusolverDnZgesvdj_bufferSize cusolverDnZgesvdj cusolverDnZgesvdjBatched_bufferSize cusolverDnZgesvdjBatched
     cusolverDnZgesvdaStridedBatched_bufferSize cusolverDnZgesvdaStridedBatched
 }
