@@ -1,32 +1,35 @@
-"""Model beside measured: kernels of traces, and step times others published. Nothing is fitted here.
+"""Model beside measured: kernels of traces, and step times others published, with the baseline MFU x (1 + bubble).
 
-`.venv/bin/python benches/step_times.py [FOLDER]` prints the tables of docs/accuracy.md; FOLDER (default:
-`../shared/data`) holds the traces and tables. What constants of the profiles were fitted to is said in them:
-`a100-sxm`'s GEMM efficiency to the multi-node rows below, nothing else to any row here.
+`.venv/bin/python benches/step_times.py [kernels|scaled|dense|small ...] [FOLDER]` prints tables of docs/accuracy.md (all without
+a name); FOLDER (default: `../shared/data`) holds the traces and tables. No row is in the calibration it is tested by: the
+constants of the models were fitted to other traces, those of step times to the rows of all other models.
 """
 
 from __future__ import annotations
 
-import csv
 import json
+import re
 import statistics
 import sys
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from prism_core import _native
 from prism_core.config import read_profile
-from prism_core.estimate import Layout, estimate
-from prism_core.kernels import collect_samples
+from prism_core.estimate import Layout, bubble, estimate, useful_flop
+from published_steps import Constant, LeftOut, Row, dense_rows, quantiles, vtrain_rows
+from trace_works import Group, by_class, works_of
 
 ROOT = Path(__file__).resolve().parents[1]
-TRACES = {
-    "hta/trace_diff__control__control.json.gz": "a100-sxm",
-    "hta/negative_queue_length_values_check__rank0.json.gz": "a100-sxm",
-    "hta/trace_filter__sampled_rank-0.json.gz": "a100-sxm",
-    "tracelens/b200__eager_trace.json.gz": "b200-sxm",
-}
+#: Traces, the profile of their device, and its memory bandwidth where that is another (bytes per second).
+TRACES = [
+    ("hta/trace_diff__control__control.json.gz", "a100-sxm", 1.555e12),
+    ("hta/negative_queue_length_values_check__rank0.json.gz", "a100-sxm", None),
+    ("hta/critical_path__alexnet__benchmark_result_2869224_1695835535_trace.json.gz", "a100-sxm", 1.555e12),
+    ("tracelens/b200__eager_trace.json.gz", "b200-sxm", None),
+]
+#: Traces that constants of the models were fitted to (`docs/accuracy.md`): a row of each, for comparison.
+FITTED = [("hta/trace_filter__sampled_rank-0.json.gz", "a100-sxm", 1.555e12)]
 #: GPT-175B of Megatron-LM on A100 (published): GPUs, global batch, seconds.
 GPT_175B = [
     (256, 768, 40.0), (1024, 768, 11.9), (3072, 6144, 29.02), (6144, 6144, 14.78), (8192, 6144, 12.24),
@@ -35,98 +38,147 @@ GPT_175B = [
 LLAMA_405B = [(8192, 64, 430), (16384, 128, 400)]
 
 
-def spread(ratios: Iterable[float]) -> str:
-    """Count, median, tenth and ninetieth percentile."""
-    found = sorted(ratios)
-    low, high = found[len(found) // 10], found[min(len(found) - 1, 9 * len(found) // 10)]
-    return f"{len(found)} | {statistics.median(found):.2f} | {low:.2f} | {high:.2f}"
+def _profile_of(name: str, bytes_per_s: float | None) -> str:
+    profile = read_profile(name)
+    if bytes_per_s is None:
+        return profile
+    changed, count = re.subn(r"(?m)^memory_bytes_per_s = \d+", f"memory_bytes_per_s = {int(bytes_per_s)}", profile)
+    assert count == 1
+    return changed
 
 
 def kernels(folder: Path) -> None:
-    """Kernels of traces of real devices."""
-    print("| trace | purpose | provenance | kernels | median | p10 | p90 | all together |")
-    print("|---|---|---|---|---|---|---|---|")
-    for name, profile in TRACES.items():
-        samples = collect_samples([folder / "traces" / name], "any")
-        fields = ("m", "n", "k", "batch", "input", "compute")
-        works = [({"gemm": dict(zip(fields, key, strict=True))}, ns) for key, ns in samples.gemms.items()]
-        works += [
-            ({"kernel": {"name": key[0], "grid": list(key[1]), "threads": key[2]}}, ns)
-            for key, ns in samples.kernels.items()
-        ]
-        text = json.dumps([work for work, _ in works])
-        found = json.loads(_native.work_durations_json(read_profile(profile), [], text))
-        groups: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-        for model, (_, ns) in zip(found, works, strict=True):
-            family = model["family"] if model["provenance"] == "modelled" else "everything else"
-            groups[model["provenance"], family].append((model["ns"], statistics.median(ns)))
-        for (provenance, family), pairs in sorted(groups.items()):
-            if len(pairs) >= 4:
-                together = sum(model for model, _ in pairs) / sum(measured for _, measured in pairs)
-                ratios = spread(model / measured for model, measured in pairs)
-                short = name.split("/")[1].split(".")[0]
-                print(f"| {short} | {family} | {provenance} | {ratios} | {together:.2f} |")
+    """Kernels of traces of real devices. Device time: each launch as often as it was made."""
+    print("| trace | purpose | provenance | launches | share | median | p10 | p90 | device time |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for name, profile, bytes_per_s in [*TRACES, *FITTED]:
+        groups = works_of(folder / "traces" / name)
+        asked = json.dumps([group.work for group in groups])
+        found = json.loads(_native.work_durations_json(_profile_of(profile, bytes_per_s), [], asked))
+        total = sum(sum(group.ns) for group in groups)
+        short = name.split("/")[1].split("__benchmark")[0].split(".")[0]
+        short += " (fitted)" if (name, profile, bytes_per_s) in FITTED else ""
+        classes = by_class(groups, found)
+        for (provenance, family), pairs in sorted(classes.items()):
+            print(f"| {short} | {family} | {provenance} | {_compared(pairs, total)} |")
+        pairs = [pair for key, items in classes.items() if key[0] == "modelled" for pair in items]
+        print(f"| {short} | **all modelled** | | {_compared(pairs, total)} |")
 
 
-def _vtrain(path: Path) -> Iterator[tuple[Layout, float]]:
-    for row in csv.DictReader(path.open()):
-        number = {key: value for key, value in row.items() if key}
-        layers, stages = int(number["# layers"]), int(number["pipeline parallelism"])
-        if layers % stages:
-            continue
-        yield (
-            Layout(
-                layers=layers, pp=stages, hidden=int(number["hidden size"]), heads=int(number["attention heads"]),
-                seq=int(number["sequence length"]), global_batch=int(number["global batch"]),
-                micro_batch=int(number["micro batch"]), tp=int(number["tensor parallelism"]),
-                dp=int(number["data parallelism"]), dtype="fp16", fused_attention=False, dropout=True, recompute=True,
-            ),
-            float(number["iteration time (ms)"]),
-        )  # fmt: skip
+def _compared(pairs: Sequence[tuple[float, Group]], total: float) -> str:
+    """Launches, share of the trace's device time, quantiles of model / measured over kinds of launches, and of their sums."""
+    measured = sum(sum(group.ns) for _, group in pairs)
+    together = sum(model * len(group.ns) for model, group in pairs) / measured
+    ratios = sorted(model / statistics.median(group.ns) for model, group in pairs)
+    quantiles = " | ".join(f"{ratios[min(len(ratios) - 1, len(ratios) * share // 10)]:.2f}" for share in (5, 1, 9))
+    launches = sum(len(group.ns) for _, group in pairs)
+    return f"{launches} | {measured / total:.0%} | {quantiles} | {together:.2f}"
 
 
-def steps(folder: Path) -> None:
-    """Step times of dense models."""
-    print("\n| rows | steps | median | p10 | p90 |\n|---|---|---|---|---|")
+def left_out(title: str, goal: str, constant: LeftOut, rows: Sequence[Row], every: bool = False) -> None:
+    """Rows whose model had no part in the calibration, and the baseline that had the same rows to learn from."""
+    answers = constant.answers(rows)
+    if every:
+        print("\n| row | GPUs | measured s | model / measured | MFU x (1 + bubble) / measured | constant |")
+        print("|---|---|---|---|---|---|")
+        for answer in answers:
+            row = answer.row
+            model, baseline = answer.model / row.seconds, answer.baseline / row.seconds
+            print(
+                f"| {row.title} | {row.gpus} | {row.seconds:.3f} | {model:.2f} | {baseline:.2f} | {answer.constant:.3g} |"
+            )
+    model = quantiles([answer.model / answer.row.seconds for answer in answers])
+    baseline = quantiles([answer.baseline / answer.row.seconds for answer in answers])
+    fitted = sorted({answer.constant for answer in answers})
+    print(
+        f"\n{HEADER}\n| {title} | {goal} | model | {len(rows)} | {model} |\n| | | MFU x (1 + bubble) | {len(rows)} | {baseline} |"
+    )
+    print(f"\nfitted {constant.constant.keys[0]}: {fitted[0]:.3g} to {fitted[-1]:.3g}")
+
+
+HEADER = "| rows | goal | | steps | model / measured, median | error, median | ninth decile | worst |\n|---|---|---|---|---|---|---|---|"
+
+
+def dense(folder: Path) -> None:
+    """G3: dense models in 8-bit floats."""
+    rows = dense_rows(folder / "tables")
+    efficiency = Constant(("device.gemm_efficiency.fp8",), (0.4, 0.5, 0.6, 0.75, 0.95))
+    for group in ("Hopper", "Blackwell"):
+        chosen = [row for row in rows if row.group == group]
+        left_out(f"G3, {group}, FP8", "8 %, 16 %, 21 %", LeftOut(efficiency), chosen, every=True)
+
+
+def small(folder: Path) -> None:
+    """G6 and G7: vTrain's rows."""
+    vtrain = folder / "traces" / "vtrain"
+    efficiency = Constant(("device.gemm_efficiency.fp16",), (0.55, 0.65, 0.75, 0.85, 0.99))
+    several = vtrain_rows(vtrain / "ground_truth_multi.csv", "G6")
+    left_out("G6, several nodes of A100", "5 %, 21 %", LeftOut(efficiency), several)
+    host = Constant(("host.kernel_launch_ns",), (4500, 20_000, 40_000, 60_000, 90_000, 130_000))
+    single = vtrain_rows(vtrain / "ground_truth_single.csv", "G7")
+    chosen = [row for row in single if row.layout.hidden <= 2048 or row.seconds < 0.15]
+    left_out("G7, one node of A100, hidden size to 2,048 or steps under 150 ms", "10 %, 20 %", LeftOut(host), chosen)
+
+
+def scaled(folder: Path) -> None:
+    """G5: one job on more and more GPUs, from its first row on."""
+    del folder
     a100 = read_profile("a100-sxm")
-    for title, file in (("vTrain, several nodes of A100 (G6)", "multi"), ("vTrain, one node of A100 (G7)", "single")):
-        rows = list(_vtrain(folder / "traces" / "vtrain" / f"ground_truth_{file}.csv"))
-        ratios = [(layout, estimate(layout, a100)["iteration_time_ns"] / 1e6 / ms) for layout, ms in rows]
-        print(f"| {title} | {spread(ratio for _, ratio in ratios)} |")
-        if file == "single":
-            large = [ratio for layout, ratio in ratios if layout.hidden >= 2048 and layout.micro_batch >= 4]
-            print(f"| the same, hidden size 2,048 and microbatches of 4 and more | {spread(large)} |")
-    print("\n| job | GPUs | measured s | model s | model / measured | from the first row |\n|---|---|---|---|---|---|")
-    first: float | None = None
+    print(
+        "\n| job | GPUs | measured s | model s | model / measured | from the first row | MFU x (1 + bubble) from the first row |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    first: tuple[float, float] | None = None
     for gpus, batch, seconds in GPT_175B:
         layout = Layout(
             layers=96, hidden=12288, heads=96, seq=2048, global_batch=batch, tp=8, pp=8, vp=6, dp=gpus // 64,
         )  # fmt: skip
-        model = estimate(layout, a100)["iteration_time_ns"] / 1e9
-        first = first or model / seconds
-        share = model / seconds
-        print(f"| GPT-175B, A100 (G5) | {gpus} | {seconds} | {model:.2f} | {share:.2f} | {share / first:.2f} |")
+        _print_scaled("GPT-175B, A100 (G5)", layout, a100, gpus, seconds, first)
+        first = first or _shares(layout, a100, gpus, seconds)
     # How far the schedule is interleaved is not published: not at all, and as far as layers allow.
-    for gpus, dp, tflops, vp in [(*row, vp) for vp in (1, 8) for row in LLAMA_405B]:
-        layout = Layout(
-            layers=128, hidden=16384, heads=128, kv_heads=8, ffn=53248, gated=True, vocab=128256, seq=8192,
-            global_batch=2048, tp=8, pp=16, vp=vp, dp=dp, dtype="bf16", gradient_bytes_per_parameter=4,
-        )  # fmt: skip
-        seconds = 6 * 405e9 * 2048 * 8192 / (tflops * 1e12 * gpus)
-        model = estimate(layout, read_profile("h100-sxm"))["iteration_time_ns"] / 1e9
-        first = model / seconds if gpus == LLAMA_405B[0][0] else first
-        share = model / seconds
-        title = f"Llama 3 405B, H100, {vp} block{'s' if vp > 1 else ''} of layers a stage"
-        print(f"| {title} | {gpus} | {seconds:.2f} | {model:.2f} | {share:.2f} | {share / (first or share):.2f} |")
+    for vp in (1, 8):
+        first = None
+        for gpus, dp, tflops in LLAMA_405B:
+            layout = Layout(
+                layers=126, hidden=16384, heads=128, kv_heads=8, ffn=53248, gated=True, vocab=128256, seq=8192,
+                global_batch=2048, tp=8, pp=16, vp=vp, dp=dp, dtype="bf16", gradient_bytes_per_parameter=4,
+                ends_are_layers=True, sequence_parallel=True,
+            )  # fmt: skip
+            seconds = 6 * 405e9 * 2048 * 8192 / (tflops * 1e12 * gpus)
+            profile, title = read_profile("h100-sxm"), f"Llama 3 405B, H100, {vp} block{'s' if vp > 1 else ''} a stage"
+            _print_scaled(title, layout, profile, gpus, seconds, first)
+            first = first or _shares(layout, profile, gpus, seconds)
+
+
+def _shares(layout: Layout, profile: str, gpus: int, seconds: float) -> tuple[float, float]:
+    """Model / measured, and the same of the baseline, up to one factor for all rows."""
+    model = estimate(layout, profile)["iteration_time_ns"] / 1e9
+    return model / seconds, useful_flop(layout) * (1 + bubble(layout)) / gpus / seconds
+
+
+def _print_scaled(
+    title: str, layout: Layout, profile: str, gpus: int, seconds: float, first: tuple[float, float] | None
+) -> None:
+    model, baseline = _shares(layout, profile, gpus, seconds)
+    from_model, from_baseline = first or (model, baseline)
+    print(
+        f"| {title} | {gpus} | {seconds:.2f} | {model * seconds:.2f} | {model:.2f} | {model / from_model:.2f} | "
+        f"{baseline / from_baseline:.2f} |"
+    )
+
+
+TABLES = {"kernels": kernels, "scaled": scaled, "dense": dense, "small": small}
 
 
 def main() -> None:
     """Prints all tables."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT.parent / "shared" / "data"
+    chosen = [argument for argument in sys.argv[1:] if argument in TABLES] or list(TABLES)
+    folders = [argument for argument in sys.argv[1:] if argument not in TABLES]
+    folder = Path(folders[0]) if folders else ROOT.parent / "shared" / "data"
     if not folder.is_dir():
         sys.exit(f"{folder} is not here: name the folder with traces and tables")
-    kernels(folder)
-    steps(folder)
+    for table in chosen:
+        TABLES[table](folder)
 
 
 if __name__ == "__main__":

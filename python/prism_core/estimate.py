@@ -2,15 +2,18 @@
 
 The layer is a list of operators with their shapes; the engine gives each its duration (as it does for a program's own
 calls), the reference schedule (`prism_core.synthetic.transformer_step`: 1F1B, tensor-, data- and pipeline-parallel
-communication) is replayed on the profile's network. What it leaves out: overlap of communication with computing, and
-everything a real program does besides. To answer for a real program, collect it.
+communication) is replayed on the profile's network. Overlap is a rule, not a replay: tensor-parallel messages shrink by
+the share that is hidden, data-parallel communication by the computing it runs beside. To answer for a real program,
+collect it.
 """
 
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from prism_core import _native
@@ -37,6 +40,8 @@ class Layout:
     pp: int = 1
     #: Blocks of layers of a stage (interleaved 1F1B).
     vp: int = 1
+    #: Ranks that share a sequence.
+    cp: int = 1
     dp: int = 1
     dtype: str = "bf16"
     #: One fused attention kernel, or products, masks, softmax and dropout one by one.
@@ -45,32 +50,62 @@ class Layout:
     #: The forward pass of each layer is run again before its backward pass.
     recompute: bool = False
     gradient_bytes_per_parameter: int = 2
+    #: Embedding and head take the place of a layer each in the first and the last stage.
+    ends_are_layers: bool = False
+    #: Norms and residual sums are spread over the tensor-parallel ranks as well.
+    sequence_parallel: bool = False
+    #: Share of the tensor-parallel communication that is hidden behind the products.
+    tp_overlap: float = 0.0
+    #: Gradients are reduced beside the last backward pass of a stage, parameters gathered beside the next forward pass.
+    dp_overlap: bool = False
+    #: Optimizer states are spread over the data-parallel ranks.
+    distributed_optimizer: bool = False
+    #: Parameters of each layer are gathered before it is used, its gradients scattered after its backward pass (FSDP).
+    fully_sharded: bool = False
+    #: Time of a step in which no rank computes: data, logging, launches around the layers, ns.
+    fixed_ns: int = 0
 
     @property
     def microbatches(self) -> int:
         """Microbatches of a step on each rank."""
         return self.global_batch // (self.micro_batch * self.dp)
 
+    @property
+    def places(self) -> int:
+        """Layers, and the ends where they take the place of one."""
+        return self.layers + (2 if self.ends_are_layers else 0)
+
     def check(self) -> None:
         """Raises ConfigError where the numbers do not fit together."""
         if self.global_batch % (self.micro_batch * self.dp):
             raise ConfigError("the global batch is no multiple of micro batch times data-parallel degree")
-        if self.layers % self.pp:
-            raise ConfigError(f"{self.layers} layers cannot be spread evenly over {self.pp} stages")
+        if self.places % self.pp:
+            raise ConfigError(f"{self.places} layers cannot be spread evenly over {self.pp} stages")
         if self.heads % self.tp:
             raise ConfigError(f"{self.heads} heads cannot be spread evenly over {self.tp} ranks")
+        if self.seq % self.cp:
+            raise ConfigError(f"sequences of {self.seq} cannot be spread evenly over {self.cp} ranks")
+        if self.fully_sharded and self.pp > 1:
+            raise ConfigError("fully sharded parameters in a pipeline are not modelled")
+        if not 0 <= self.tp_overlap <= 1:
+            raise ConfigError(f"tp_overlap is {self.tp_overlap}: a share is within 0 and 1")
 
 
 #: One piece of device work, as `work_durations_json` takes it.
 Work = dict[str, Any]
+
+#: Bytes per element to make an 8-bit factor of a product: the largest value is looked for, 16 bits are read, 8 bits
+#: written, and again in the other order. Assumed (2 + 2 + 1 + 2 + 2 + 1).
+_QUANTISED_BYTES = 10
 
 
 def _gemm(m: int, n: int, k: int, dtype: str, batch: int = 1) -> Work:
     return {"gemm": {"m": m, "n": n, "k": k, "batch": batch, "input": dtype, "compute": dtype}}
 
 
-def _stream(bytes_moved: float) -> Work:
-    return {"kernel": {"grid": [1, 1, 1], "threads": 128, "bytes": max(1, int(bytes_moved))}}
+def _stream(bytes_moved: float, name: str = "") -> Work:
+    moved = max(1, int(bytes_moved))
+    return {"kernel": {"name": name, "grid": [-(-moved // 4096), 1, 1], "threads": 256, "bytes": moved}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +122,7 @@ class Parts:
 def parts(layout: Layout) -> Parts:
     """What one rank computes."""
     size = 2 if layout.dtype in ("bf16", "fp16") else 1 if layout.dtype == "fp8" else 4
-    tokens, depth = layout.micro_batch * layout.seq, layout.hidden // layout.heads
+    tokens, depth = layout.micro_batch * layout.seq // layout.cp, layout.hidden // layout.heads
     kv_heads, ffn = layout.kv_heads or layout.heads, layout.ffn or 4 * layout.hidden
     heads, width = layout.heads // layout.tp, layout.hidden
     wide = ffn // layout.tp
@@ -99,53 +134,80 @@ def parts(layout: Layout) -> Parts:
     ]
     forward = [_gemm(*shape, layout.dtype) for shape in shapes]
     backward = [_gemm(*swapped, layout.dtype) for m, n, k in shapes for swapped in ((m, k, n), (n, k, m))]
+    if layout.dtype == "fp8":
+        forward += [_stream(_QUANTISED_BYTES * m * k) for m, _, k in shapes]
+        backward += [_stream(_QUANTISED_BYTES * m * n) for m, n, _ in shapes]
     attention_forward, attention_backward = _attention(layout, heads, depth)
     forward += attention_forward
     backward += attention_backward
-    activation = 2 * tokens * width
+    activation = 2 * tokens * width // (layout.tp if layout.sequence_parallel else 1)
     # Two norms, two residual sums (with bias and dropout: a mask as well), one activation function.
-    streams = [2 * activation] * 2 + [(3.5 if layout.dropout else 3) * activation] * 2
+    norms = [_stream(2 * activation, "layer_norm")] * 2
+    streams = [(3.5 if layout.dropout else 3) * activation] * 2
     streams.append((3 if layout.gated else 2) * 2 * tokens * wide)
-    forward += [_stream(item) for item in streams]
-    backward += [_stream(1.5 * item) for item in streams]
+    forward += [*norms, *(_stream(item) for item in streams)]
+    backward += [_stream(3 * activation, "layer_norm")] * 2 + [_stream(1.5 * item) for item in streams]
     vocabulary = layout.vocab // layout.tp
     logits = [(tokens, vocabulary, width), (tokens, width, vocabulary), (vocabulary, width, tokens)]
     head = [_gemm(*shape, "bf16" if layout.dtype == "fp8" else layout.dtype) for shape in logits]
     # Softmax in single precision, forward and backward.
-    head += [_stream(tokens * vocabulary * 4 * 2)] * 2
-    parameters = parameters_per_rank(layout)
+    head += [_stream(tokens * vocabulary * 4 * 2, "softmax")] * 2
+    owned = parameters_per_rank(layout) / (layout.dp * layout.cp if is_sharded(layout) else 1)
     # Gradients, master parameters and two moments are read, three of them and the parameters written.
-    optimizer = [_stream(parameters * (layout.gradient_bytes_per_parameter + 12 + 12 + size))]
+    optimizer = [_stream(owned * (layout.gradient_bytes_per_parameter + 12 + 12 + size))]
     return Parts(forward, backward, head, optimizer)
+
+
+def is_sharded(layout: Layout) -> bool:
+    """Whether each data-parallel rank owns a part of the optimizer states."""
+    return layout.distributed_optimizer or layout.fully_sharded
 
 
 def _attention(layout: Layout, heads: int, depth: int) -> tuple[list[Work], list[Work]]:
     batch, seq = layout.micro_batch * heads, layout.seq
     dtype = "bf16" if layout.dtype == "fp8" else layout.dtype
     if layout.fused_attention:
-        flop = 4 * batch * seq * seq * depth // 2
-        tensors = batch * seq * depth * 2
+        flop = 4 * batch * seq * seq * depth // 2 // layout.cp
+        tensors = batch * seq * depth * 2 // layout.cp
 
         def operator(name: str, times: float, moved: int) -> Work:
             return {"operator": {"name": name, "flop": int(flop * times), "bytes": moved * tensors, "input": dtype}}
 
         return [operator("cudnn.sdpa_forward", 1, 4)], [operator("cudnn.sdpa_backward", 2.5, 8)]
+    if layout.cp > 1:
+        raise ConfigError("context parallelism needs fused attention")
     scores = batch * seq * seq
     products = [_gemm(seq, seq, depth, dtype, batch), _gemm(seq, depth, seq, dtype, batch)]
     # Masked softmax reads and writes the scores; dropout reads, writes and keeps a mask.
     softmax, dropout = 4 * scores, (5 * scores if layout.dropout else 0)
-    forward = [*products, _stream(softmax), *([_stream(dropout)] if dropout else [])]
-    backward = [*products, *products, _stream(1.5 * softmax), *([_stream(dropout)] if dropout else [])]
+    forward = [*products, _stream(softmax, "softmax"), *([_stream(dropout)] if dropout else [])]
+    backward = [*products, *products, _stream(1.5 * softmax, "softmax"), *([_stream(dropout)] if dropout else [])]
     return forward, backward
+
+
+def layer_parameters(layout: Layout) -> int:
+    """Parameters of a layer, of all tensor-parallel ranks."""
+    depth, ffn = layout.hidden // layout.heads, layout.ffn or 4 * layout.hidden
+    kv_heads = layout.kv_heads or layout.heads
+    attention = layout.hidden * depth * (2 * layout.heads + 2 * kv_heads)
+    return attention + layout.hidden * ffn * (3 if layout.gated else 2)
 
 
 def parameters_per_rank(layout: Layout) -> int:
     """Parameters of the first stage's ranks (with the embedding)."""
-    depth, ffn = layout.hidden // layout.heads, layout.ffn or 4 * layout.hidden
-    kv_heads = layout.kv_heads or layout.heads
-    attention = layout.hidden * depth * (2 * layout.heads + 2 * kv_heads)
-    layer = attention + layout.hidden * ffn * (3 if layout.gated else 2)
-    return (layer * layout.layers // layout.pp + layout.vocab * layout.hidden) // layout.tp
+    return (layer_parameters(layout) * layout.layers // layout.pp + layout.vocab * layout.hidden) // layout.tp
+
+
+def useful_flop(layout: Layout) -> float:
+    """FLOP of a step that the model needs, recomputation left out: six per parameter and token, and attention."""
+    tokens = layout.global_batch * layout.seq
+    dense = 6 * (layer_parameters(layout) * layout.layers + layout.vocab * layout.hidden) * tokens
+    return float(dense + 6 * layout.layers * layout.hidden * layout.seq * tokens)
+
+
+def bubble(layout: Layout) -> float:
+    """Idle share of a pipeline, relative to its work: what the textbook formula says of (interleaved) 1F1B."""
+    return (layout.pp - 1) / (layout.vp * layout.microbatches)
 
 
 def estimate(layout: Layout, profile: str, kernels: Sequence[str] = ()) -> dict[str, Any]:
@@ -157,45 +219,80 @@ def estimate(layout: Layout, profile: str, kernels: Sequence[str] = ()) -> dict[
         kernels: Kernel tables, TOML texts.
 
     Returns:
-        `iteration_time_ns`, and what it is made of: the replayed schedule, logits and loss, the optimizer; forward and
-        backward pass of a layer.
+        `iteration_time_ns`, and what it is made of: the replayed schedule, logits and loss, the optimizer, exposed
+        data-parallel communication where it is not part of the schedule; forward and backward pass of a layer.
     """
     layout.check()
-    found = parts(layout)
-    groups = [found.forward, found.backward, found.head, found.optimizer]
-    works = [work for group in groups for work in group]
-    durations = json.loads(_native.work_durations_json(profile, list(kernels), json.dumps(works)))
-    sums, launches, at = [], [], 0
-    for group in groups:
-        sums.append(sum(item["ns"] for item in durations[at : at + len(group)]))
-        launches.append(len(group))
-        at += len(group)
-    host = _host_ns_per_launch(profile)
-    # A layer's kernels are launched no faster than the host launches them.
-    forward, backward = (max(sums[index], launches[index] * host) for index in (0, 1))
-    backward += forward if layout.recompute else 0.0
-    activation = 2 * layout.micro_batch * layout.seq * layout.hidden
+    forward, backward, head, optimizer = _sums(layout, profile, tuple(kernels))
+    gradients = layout.gradient_bytes_per_parameter * parameters_per_rank(layout) if layout.dp * layout.cp > 1 else 0
+    exposed = 0.0
+    if layout.fully_sharded:
+        forward, backward, exposed = _fully_sharded(layout, profile, forward, backward)
+    elif layout.dp_overlap and gradients:
+        # The last backward and the first forward pass of a stage hide it, but for what the last layer needs.
+        stage = layout.places // layout.pp
+        whole = _all_reduce_ns(profile, layout, gradients)
+        exposed = max(whole - stage * (forward + backward), whole / stage)
+    recomputed = 1.5 if layout.recompute else 1.0
+    activation = 2 * layout.micro_batch * layout.seq * layout.hidden // layout.cp
     graph = transformer_step(
-        dp=layout.dp, tp=layout.tp, pp=layout.pp, microbatches=layout.microbatches, layers=layout.layers // layout.pp,
-        interleave=layout.vp,
+        dp=layout.dp * layout.cp, tp=layout.tp, pp=layout.pp, microbatches=layout.microbatches,
+        layers=layout.places // layout.pp, interleave=layout.vp,
         forward_ns=round(forward / 2), backward_ns=round(backward / 2),
-        tensor_bytes=activation if layout.tp > 1 else 0, activation_bytes=activation,
-        gradient_bytes=layout.gradient_bytes_per_parameter * parameters_per_rank(layout) if layout.dp > 1 else 0,
+        tensor_bytes=round(activation * recomputed * (1 - layout.tp_overlap)) if layout.tp > 1 else 0,
+        activation_bytes=activation,
+        gradient_bytes=0 if layout.dp_overlap or layout.fully_sharded else gradients,
     )  # fmt: skip
     replayed = json.loads(_native.replay_json(graph, json.dumps({"profile": profile})))
     schedule = replayed["iteration_time_ns"][0]
-    total = round(schedule + sums[2] * layout.microbatches + sums[3])
+    if layout.ends_are_layers:
+        head = max(0.0, head - forward - backward)
+    total = round(schedule + head * layout.microbatches + optimizer + exposed + layout.fixed_ns)
     return {
         "iteration_time_ns": total,
         "schedule_ns": schedule,
-        "head_ns": round(sums[2] * layout.microbatches),
-        "optimizer_ns": round(sums[3]),
+        "head_ns": round(head * layout.microbatches),
+        "optimizer_ns": round(optimizer),
+        "exposed_ns": round(exposed),
         "forward_layer_ns": round(forward),
         "backward_layer_ns": round(backward),
     }
 
 
-def _host_ns_per_launch(profile: str) -> float:
-    import tomllib
+def _sums(layout: Layout, profile: str, kernels: tuple[str, ...]) -> tuple[float, float, float, float]:
+    """Both passes of a layer, head and optimizer, ns: kernels are launched no faster than the host can."""
+    found = parts(layout)
+    groups = [found.forward, found.backward, found.head, found.optimizer]
+    works = [work for group in groups for work in group]
+    durations = json.loads(_native.work_durations_json(profile, list(kernels), json.dumps(works)))
+    host = float(tomllib.loads(profile)["host"]["kernel_launch_ns"])
+    sums, at = [], 0
+    for group in groups:
+        device = sum(float(item["ns"]) for item in durations[at : at + len(group)])
+        sums.append(max(device, len(group) * host))
+        at += len(group)
+    forward, backward, head, optimizer = sums
+    return forward, backward + (forward if layout.recompute else 0.0), head, optimizer
 
-    return float(tomllib.loads(profile)["host"]["kernel_launch_ns"])
+
+def _fully_sharded(layout: Layout, profile: str, forward: float, backward: float) -> tuple[float, float, float]:
+    """Passes of a layer whose parameters are gathered beside the one before it, and what nothing hides, ns."""
+    parameters = layer_parameters(layout) // layout.tp
+    # A gather or a scatter is half of an all-reduce; gradients are scattered in their own type.
+    gather = _all_reduce_ns(profile, layout, 2 * parameters) / 2
+    scatter = _all_reduce_ns(profile, layout, layout.gradient_bytes_per_parameter * parameters) / 2
+    return max(forward, gather), max(backward, gather + scatter), gather + scatter
+
+
+def _all_reduce_ns(profile: str, layout: Layout, size: int) -> float:
+    """An all-reduce among the data-parallel ranks that tensor-parallel ones lie between."""
+    return _data_parallel_ns(profile, layout.dp * layout.cp, layout.tp, size)
+
+
+@lru_cache(maxsize=1024)
+def _data_parallel_ns(profile: str, dp: int, tp: int, size: int) -> float:
+    graph = transformer_step(
+        dp, tp, 1, 1, 1, forward_ns=0, backward_ns=0, tensor_bytes=0, activation_bytes=0, gradient_bytes=size
+    )
+    replayed = json.loads(_native.replay_json(graph, json.dumps({"profile": profile})))
+    return float(replayed["iteration_time_ns"][0])

@@ -7,7 +7,7 @@
 //! them), and hardly known elsewhere.
 
 use super::comm::{nanoseconds, share, transfer_time};
-use super::names::Family;
+use super::names::Pattern;
 use crate::graph::op::{ComputeClass, DataType, Provenance};
 use crate::profile::{Device, Profile};
 use crate::units::SimTime;
@@ -89,23 +89,25 @@ const PAGEABLE_EFFICIENCY: f64 = 0.35;
 
 /// How kernels that wait for memory behave besides their bytes.
 #[derive(Clone, Copy, Debug)]
-struct Pattern {
+struct Waiting {
     /// Cycles of a launch that moves nothing.
     fixed_cycles: f64,
     /// Bytes per second that one thread has on the way at most: few threads cannot use the bandwidth.
     thread_bytes_per_s: u64,
-    /// Share that a family reaches of what a stream reaches.
+    /// Share of the bandwidth of a stream.
     efficiency: f64,
 }
 
-/// Of element-wise kernels, copies and everything that reads and writes in order.
-const STREAM: Pattern = Pattern { fixed_cycles: 4_200.0, thread_bytes_per_s: 160_000_000, efficiency: 1.0 };
-/// Of reductions: two steps and many loads of each thread.
-const REDUCTION: Pattern = Pattern { fixed_cycles: 8_500.0, thread_bytes_per_s: 80_000_000, efficiency: 0.91 };
-/// Of norms and softmax: a row is read, reduced and written.
-const ROWS: Pattern = Pattern { fixed_cycles: 8_500.0, thread_bytes_per_s: 40_000_000, efficiency: 0.91 };
-/// Of gathers: an address is loaded before what it points to.
-const GATHER: Pattern = Pattern { fixed_cycles: 8_500.0, thread_bytes_per_s: 20_000_000, efficiency: 1.0 };
+const fn waiting(pattern: Pattern) -> Waiting {
+    let (fixed_cycles, thread_bytes_per_s, efficiency) = match pattern {
+        Pattern::Stream => (4_200.0, 160_000_000, 1.0),
+        Pattern::Strided => (6_000.0, 160_000_000, 0.75),
+        Pattern::Reduction => (8_500.0, 80_000_000, 0.91),
+        Pattern::Rows => (8_500.0, 40_000_000, 0.91),
+        Pattern::Gather => (8_500.0, 20_000_000, 1.0),
+    };
+    Waiting { fixed_cycles, thread_bytes_per_s, efficiency }
+}
 
 /// Share of the time that bytes save that fit into half of the level 2 cache: some of them are there.
 const CACHED_SAVING: f64 = 0.3;
@@ -113,46 +115,38 @@ const CACHED_SAVING: f64 = 0.3;
 /// Threads that a multiprocessor holds.
 const THREADS_PER_SM: u64 = 2048;
 
-const fn pattern(family: Family) -> Pattern {
-    match family {
-        Family::Reduction => REDUCTION,
-        Family::Normalization | Family::Softmax => ROWS,
-        Family::Embedding => GATHER,
-        _ => STREAM,
-    }
-}
-
 /// Time of a launch of `threads` that moves `bytes`: a constant, and the bytes at the bandwidth of the memory or at that of
 /// the threads, whichever is less.
 fn streaming_time(device: &Device, bytes: u64, threads: u64, pattern: Pattern) -> SimTime {
+    let waiting = waiting(pattern);
     let resident = threads.clamp(1, u64::from(device.sm_count) * THREADS_PER_SM);
-    let memory = share(device.memory_bytes_per_s, device.memory_efficiency * pattern.efficiency);
-    let rate = memory.min(resident.saturating_mul(pattern.thread_bytes_per_s));
+    let memory = share(device.memory_bytes_per_s, device.memory_efficiency * waiting.efficiency);
+    let rate = memory.min(resident.saturating_mul(waiting.thread_bytes_per_s));
     let saved = (bytes.min(device.l2_bytes / 2) as f64 * CACHED_SAVING) as u64;
-    cycles(device, pattern.fixed_cycles) + transfer_time(bytes - saved, rate)
+    cycles(device, waiting.fixed_cycles) + transfer_time(bytes - saved, rate)
 }
 
 fn cycles(device: &Device, number: f64) -> SimTime {
     SimTime::from_secs_f64(number / (f64::from(device.clock_khz) * 1e3))
 }
 
-/// As [`duration_of`], of a kernel whose family is not known.
+/// As [`duration_of`], of a kernel that reads and writes in order.
 #[must_use]
 pub fn duration(profile: &Profile, work: &Work) -> (SimTime, ComputeClass, Provenance) {
-    duration_of(profile, work, Family::Other)
+    duration_of(profile, work, Pattern::Stream)
 }
 
 /// Device time of `work` on `profile`'s device, its class for reports, and what the time rests on: a model, or, of a kernel
 /// about which only the launch is known, a guess ([`Provenance::Default`]).
 #[must_use]
-pub fn duration_of(profile: &Profile, work: &Work, family: Family) -> (SimTime, ComputeClass, Provenance) {
+pub fn duration_of(profile: &Profile, work: &Work, pattern: Pattern) -> (SimTime, ComputeClass, Provenance) {
     let device = &profile.device;
     let (time, class) = match *work {
         Work::Kernel { grid, threads_per_block, bytes } => {
             let blocks = grid.iter().fold(1u64, |product, &side| product.saturating_mul(u64::from(side)));
             let threads = blocks.saturating_mul(u64::from(threads_per_block));
             let bytes = if bytes == 0 { threads.saturating_mul(device.kernel_bytes_per_thread) } else { bytes };
-            (streaming_time(device, bytes, threads, pattern(family)), ComputeClass::Kernel)
+            (streaming_time(device, bytes, threads, pattern), ComputeClass::Kernel)
         }
         Work::Gemm { m, n, k, batch, input, compute } => {
             let kind = arithmetic_type(input, compute);
@@ -169,10 +163,10 @@ pub fn duration_of(profile: &Profile, work: &Work, family: Family) -> (SimTime, 
             (time + overhead(device), ComputeClass::Operator)
         }
         Work::Memcpy { bytes, direction, pinned } => {
-            let least = cycles(device, STREAM.fixed_cycles);
+            let least = cycles(device, waiting(Pattern::Stream).fixed_cycles);
             (copy_time(profile, bytes, direction, pinned).max(least), ComputeClass::Memcpy)
         }
-        Work::Memset { bytes } => (streaming_time(device, bytes, u64::MAX, STREAM), ComputeClass::Memset),
+        Work::Memset { bytes } => (streaming_time(device, bytes, u64::MAX, Pattern::Stream), ComputeClass::Memset),
     };
     let is_guess = matches!(work, Work::Kernel { bytes: 0, .. });
     (time, class, if is_guess { Provenance::Default } else { Provenance::Modelled })
@@ -230,7 +224,9 @@ fn gemm_bytes(m: u64, n: u64, k: u64, batch: u64, input: DataType) -> u64 {
 fn copy_time(profile: &Profile, bytes: u64, direction: CopyDirection, pinned: bool) -> SimTime {
     match direction {
         // Reads and writes share the memory bus.
-        CopyDirection::DeviceToDevice => streaming_time(&profile.device, bytes.saturating_mul(2), u64::MAX, STREAM),
+        CopyDirection::DeviceToDevice => {
+            streaming_time(&profile.device, bytes.saturating_mul(2), u64::MAX, Pattern::Stream)
+        }
         CopyDirection::HostToDevice | CopyDirection::DeviceToHost if pinned => {
             transfer_time(bytes, profile.node.pcie_bytes_per_s)
         }

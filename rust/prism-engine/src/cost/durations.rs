@@ -72,7 +72,7 @@ impl Durations {
             _ => None,
         };
         let (modelled, class, provenance) =
-            compute::duration_of(&self.profile, &by_name(work, named.facts.model), family);
+            compute::duration_of(&self.profile, &by_name(work, named.facts.model), named.facts.pattern);
         let (duration, provenance) = known.unwrap_or((modelled, provenance));
         Estimate { duration, class, family, provenance }
     }

@@ -64,11 +64,28 @@ pub enum LaunchModel {
     },
 }
 
+/// How a kernel that is bound by memory goes about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pattern {
+    /// In order.
+    Stream,
+    /// In order on one side only: copies between layouts.
+    Strided,
+    /// Many loads of each thread, in two steps.
+    Reduction,
+    /// A row is read, reduced and written: norms and softmax.
+    Rows,
+    /// An address is loaded before what it points to.
+    Gather,
+}
+
 /// What is known of a kernel by its name alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NameFacts {
     /// What it is for.
     pub family: Family,
+    /// How it waits for memory.
+    pub pattern: Pattern,
     /// The work of a launch, if a rule knows it.
     pub model: Option<LaunchModel>,
 }
@@ -78,7 +95,20 @@ impl NameFacts {
     #[must_use]
     pub fn of(name: &str) -> Self {
         let model = elementwise(name).or_else(|| multi_tensor(name)).or_else(|| flash_attention(name));
-        Self { family: family(name), model }
+        let family = family(name);
+        Self { family, pattern: pattern(name, family), model }
+    }
+}
+
+fn pattern(name: &str, family: Family) -> Pattern {
+    // Contiguous copies are no kernels, or vectorized ones that convert.
+    let is_strided = name.contains("::elementwise_kernel<") && name.contains("copy_kernel");
+    match family {
+        Family::Reduction => Pattern::Reduction,
+        Family::Normalization | Family::Softmax => Pattern::Rows,
+        Family::Embedding => Pattern::Gather,
+        Family::Copy if is_strided => Pattern::Strided,
+        _ => Pattern::Stream,
     }
 }
 
@@ -266,6 +296,9 @@ mod tests {
 
     #[test]
     fn multi_tensor_kernels_read_all_lists_and_write_results() {
+        let divide = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous namespace)::\
+                      TensorListScalarListMetadata<float, 1>, at::native::BinaryOpScalarListFunctor<float, 1, 1, 0>, x>";
+        assert_eq!(per_block(divide), 65_536 * 2 * 4);
         let adam = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous namespace)::\
                     FusedOptimizerTensorListMetadata<4>, at::native::FusedAdamMathFunctor<float, 4, (ADAM_MODE)0, false>, x>";
         assert_eq!(per_block(adam), 65_536 * 7 * 4);
@@ -280,6 +313,25 @@ mod tests {
         let expected =
             LaunchModel::Attention { rows_per_block: 128, head_dim: 64, passes: 0.5, input: DataType::Bfloat16 };
         assert_eq!(NameFacts::of(name).model, Some(expected));
+    }
+
+    #[test]
+    fn names_tell_how_a_kernel_waits() {
+        let cases = [
+            (
+                "void at::native::vectorized_elementwise_kernel<4, at::native::bfloat16_copy_kernel_cuda(x)>",
+                Pattern::Stream,
+            ),
+            ("void at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda(x)>", Pattern::Strided),
+            ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, x> >", Pattern::Reduction),
+            ("void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float, float, float, x>", Pattern::Rows),
+            ("void at::native::vectorized_gather_kernel<16, long>(char*)", Pattern::Gather),
+            ("triton_poi_fused_add_0", Pattern::Stream),
+            ("triton_red_fused_native_layer_norm_1", Pattern::Reduction),
+        ];
+        for (name, expected) in cases {
+            assert_eq!(NameFacts::of(name).pattern, expected, "{name}");
+        }
     }
 
     #[test]

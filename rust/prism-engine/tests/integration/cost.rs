@@ -3,7 +3,7 @@
 use prism_engine::cost::compute::{Work, duration, duration_of};
 use prism_engine::cost::durations::Durations;
 use prism_engine::cost::kernels::KernelTable;
-use prism_engine::cost::names::Family;
+use prism_engine::cost::names::Pattern;
 use prism_engine::graph::op::{ComputeClass, DataType, Provenance};
 use prism_engine::ids::NameId;
 use prism_engine::profile::{Profile, ProfileError};
@@ -284,15 +284,15 @@ fn kernels_use_known_bytes_before_geometry_and_never_less_than_a_constant() {
 }
 
 #[test]
-fn what_a_kernel_is_for_tells_how_it_waits() {
+fn patterns_differ_where_bytes_are_few() {
     let profile = h100();
-    let time = |family, bytes, threads| {
-        duration_of(&profile, &Work::Kernel { grid: [threads / 128, 1, 1], threads_per_block: 128, bytes }, family).0
+    let time = |pattern, bytes, threads| {
+        duration_of(&profile, &Work::Kernel { grid: [threads / 128, 1, 1], threads_per_block: 128, bytes }, pattern).0
     };
-    let (stream, rows) = (Family::Elementwise, Family::Normalization);
+    let (stream, rows) = (Pattern::Stream, Pattern::Rows);
     assert!(time(rows, 1 << 10, 1 << 20) > time(stream, 1 << 10, 1 << 20));
     assert!(time(rows, 1 << 32, 1 << 20).as_ps() as f64 / (time(stream, 1 << 32, 1 << 20).as_ps() as f64) < 1.11);
-    assert!(time(Family::Embedding, 1 << 24, 1 << 12) > time(Family::Reduction, 1 << 24, 1 << 12));
+    assert!(time(Pattern::Gather, 1 << 24, 1 << 12) > time(Pattern::Reduction, 1 << 24, 1 << 12));
 }
 
 #[test]
