@@ -5,7 +5,9 @@
 Each row collects one program (and so checks that it trains), and prints for the rank that took most: CPU seconds of the
 process from its start to its end, largest resident set, memory of its own (private, at the end), peak of the allocator.
 Rows whose ranks miss the goals (20 CPU seconds, 1.2 GiB) or fail are marked. CPU seconds count, because a busy machine
-makes wall time meaningless. `--extra` are folders of `pip install --no-deps --target` with what this interpreter lacks;
+makes wall time meaningless. TorchTitan compiles FlexAttention when it starts, some 50 CPU seconds in every rank unless
+`--caches` names a folder that keeps what was compiled. `--extra` are folders of `pip install --no-deps --target` with
+what this interpreter lacks;
 TorchTitan also wants `--titan`, a folder that holds its `tests/assets`.
 """
 
@@ -213,6 +215,9 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         [*sys.path[1:2], *filter(None, [environment.get("PYTHONPATH")]), *extra]
     )
     sys.path.extend(extra)
+    if options.caches is not None:
+        for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+            environment[name] = str(options.caches.resolve() / name.partition("_")[0].lower())
     for case in cases():
         if options.only and not any(word in case.name for word in options.only):
             continue
@@ -233,6 +238,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also append the rows to this file, one document a line")
     parser.add_argument("--extra", nargs="*", type=Path, default=[])
     parser.add_argument("--titan", type=Path, help="folder with TorchTitan's tests/assets")
+    parser.add_argument("--caches", type=Path, help="keep compiled kernels here: default is a cold start of every rank")
     options = parser.parse_args()
     print(HEAD, flush=True)
     is_missed = False

@@ -18,6 +18,7 @@
 #include <torch/library.h>
 
 #include <atomic>
+#include <cmath>
 #include <dlfcn.h>
 #include <mutex>
 #include <set>
@@ -496,24 +497,65 @@ void update_scale(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack
   if (counts) num_scale_updates.fetch_add(1);
 }
 
+// Gives the result of an operator, where it is not known, a value that a healthy run has.
+void healthy(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, bool applies, double value,
+             const char* name) {
+  run(Kind::PLAIN, op, keys, stack);
+  if (!applies || !is_on.load(std::memory_order_relaxed)) return;
+  const at::Tensor result = torch::jit::peek(*stack, 0, 1).toTensor();
+  const bool fits = is_device(result) && is_plain(result) && result.is_non_overlapping_and_dense() &&
+      bytes_of(result) <= most_bytes.load();
+  if (!fits || grade_of(result) != UNKNOWN) return;
+  alias(result).fill_(value);
+  set_grade(result, library().rule(name));
+}
+
+bool is_float(const at::Tensor& tensor) {
+  return is_device(tensor) && c10::isFloatingType(tensor.scalar_type());
+}
+
+constexpr const char* NO_NAN = "no value is NaN";
+constexpr const char* FINITE = "values are finite";
+
 // A healthy run has no NaN.
 void is_nan(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const at::Tensor input = torch::jit::peek(*stack, 0, 1).toTensor();
-  const bool is_unknown = is_on.load(std::memory_order_relaxed) && is_device(input) && grade_of(input) == UNKNOWN;
-  run(Kind::PLAIN, op, keys, stack);
-  const at::Tensor result = torch::jit::peek(*stack, 0, 1).toTensor();
-  if (is_unknown && is_plain(result) && result.is_non_overlapping_and_dense() && bytes_of(result) <= most_bytes.load()) {
-    static const int rule = library().rule("no value is NaN");
-    alias(result).zero_();
-    set_grade(result, rule);
-  }
+  healthy(op, keys, stack, is_device(input), 0, NO_NAN);
+}
+
+// `x == x` and `x != x` ask for NaN, as `torch.isfinite` does.
+template <bool IS_EQUAL>
+void compare(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const at::Tensor left = torch::jit::peek(*stack, 0, 2).toTensor();
+  const at::Tensor right = torch::jit::peek(*stack, 1, 2).toTensor();
+  const bool is_same = left.is_same(right) ||
+      (is_float(left) && is_float(right) && is_plain(left) && is_plain(right) &&
+       left.const_data_ptr() == right.const_data_ptr() && left.sizes() == right.sizes() &&
+       left.strides() == right.strides() && left.scalar_type() == right.scalar_type());
+  healthy(op, keys, stack, is_same && is_float(left), IS_EQUAL ? 1 : 0, NO_NAN);
+}
+
+// `|x| == inf` and `|x| != inf` ask for overflows, as `torch.isinf` and `torch.isfinite` do.
+template <bool IS_EQUAL>
+void compare_scalar(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const at::Tensor left = torch::jit::peek(*stack, 0, 2).toTensor();
+  const at::Scalar right = torch::jit::peek(*stack, 1, 2).toScalar();
+  const bool asks = is_float(left) && right.isFloatingPoint() && std::isinf(right.toDouble());
+  healthy(op, keys, stack, asks, IS_EQUAL ? 0 : 1, FINITE);
+}
+
+// Norms of gradients decide whether a step is made and how far: a healthy run's are positive and finite.
+void vector_norm(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const auto count = op.schema().arguments().size();
+  const at::Tensor input = torch::jit::last(*stack, count)[0].toTensor();
+  healthy(op, keys, stack, is_float(input), 1, "a norm is 1");
 }
 
 const char* const PLAIN[] = {
     "add.Tensor", "add_.Tensor", "add.out", "sub.Tensor", "sub_.Tensor", "sub.out", "mul.Tensor", "mul_.Tensor",
     "mul.out", "div.Tensor", "div_.Tensor", "div.out", "rsub.Tensor", "div.Tensor_mode", "div_.Tensor_mode",
-    "floor_divide", "remainder.Tensor", "remainder.Scalar", "fmod.Tensor", "eq.Tensor", "eq.Scalar", "ne.Tensor",
-    "ne.Scalar", "lt.Tensor", "lt.Scalar", "le.Tensor", "le.Scalar", "gt.Tensor", "gt.Scalar", "ge.Tensor",
+    "floor_divide", "remainder.Tensor", "remainder.Scalar", "fmod.Tensor", "lt.Tensor", "lt.Scalar", "le.Tensor",
+    "le.Scalar", "gt.Tensor", "gt.Scalar", "ge.Tensor",
     "ge.Scalar", "logical_and", "logical_or", "logical_xor", "logical_not", "bitwise_not", "logical_not.out",
     "logical_and.out", "bitwise_and.Tensor", "bitwise_and_.Tensor", "bitwise_and.Scalar", "bitwise_or.Tensor",
     "bitwise_or_.Tensor", "bitwise_or.Scalar", "bitwise_xor.Tensor", "bitwise_xor_.Tensor", "bitwise_xor.Scalar",
@@ -525,7 +567,7 @@ const char* const PLAIN[] = {
     "clamp_max", "clamp_min.Tensor", "clamp_max.Tensor", "clamp_min_", "clamp_max_", "maximum", "minimum", "fmax",
     "fmin", "sum", "sum.dim_IntList", "mean", "mean.dim", "prod", "prod.dim_int", "max", "min", "max.dim", "min.dim",
     "amax", "amin", "aminmax", "argmax", "argmin", "any", "any.dim", "all", "all.dim", "count_nonzero.dim_IntList",
-    "std.correction", "var.correction", "logsumexp", "linalg_vector_norm", "cumsum", "cumsum.out", "cumprod",
+    "std.correction", "var.correction", "logsumexp", "cumsum", "cumsum.out", "cumprod",
     "cumsum_", "sort", "sort.stable", "topk", "kthvalue", "index.Tensor", "index_put_", "_index_put_impl_",
     "index_put", "index_select", "index_add_", "index_add", "index_fill_.int_Scalar", "index_copy_", "gather",
     "scatter.src", "scatter.value", "scatter_.src", "scatter_.value", "scatter.reduce", "scatter_add", "scatter_add_",
@@ -558,6 +600,11 @@ TORCH_LIBRARY_IMPL(aten, BackendSelect, m) {
   m.impl("_amp_foreach_non_finite_check_and_unscale_", torch::CppFunction::makeFromBoxedFunction<&unscale>());
   m.impl("_amp_update_scale_", torch::CppFunction::makeFromBoxedFunction<&update_scale>());
   m.impl("isnan", torch::CppFunction::makeFromBoxedFunction<&is_nan>());
+  m.impl("eq.Tensor", torch::CppFunction::makeFromBoxedFunction<&compare<true>>());
+  m.impl("ne.Tensor", torch::CppFunction::makeFromBoxedFunction<&compare<false>>());
+  m.impl("eq.Scalar", torch::CppFunction::makeFromBoxedFunction<&compare_scalar<true>>());
+  m.impl("ne.Scalar", torch::CppFunction::makeFromBoxedFunction<&compare_scalar<false>>());
+  m.impl("linalg_vector_norm", torch::CppFunction::makeFromBoxedFunction<&vector_norm>());
 }
 
 }  // namespace

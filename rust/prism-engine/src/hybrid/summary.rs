@@ -235,8 +235,8 @@ fn pipeline_stage(recording: &RankRecording) -> Option<u32> {
     }
     let one_way = ways.iter().filter(|(_, (sends, receives))| sends != receives);
     let ordinal = one_way.map(|((ordinal, ..), _)| *ordinal).max()?;
-    let own = recording.groups.iter().filter(|group| group.ranks.contains(&recording.rank));
-    let group = own.skip(ordinal as usize).next()?;
+    let mut own = recording.groups.iter().filter(|group| group.ranks.contains(&recording.rank));
+    let group = own.nth(ordinal as usize)?;
     group.ranks.iter().position(|rank| *rank == recording.rank).map(|place| place as u32)
 }
 
