@@ -66,6 +66,8 @@ class StoreState:
         self._published = {} if published is None else published
         self._told = PublishedValues() if told is None else told
         self.queues: dict[bytes, deque[bytes]] = {}
+        #: What was set for others to see: values told, and plain SETs.
+        self.said: dict[bytes, bytes] = {}
         self.rules_used: Counter[tuple[str, str]] = Counter()
         self._counters: dict[bytes, bool] = {}
 
@@ -77,10 +79,12 @@ class StoreState:
         told = ValueKey.parse(key_name(key))
         if told is not None:
             self._told.put(told, value)
+            self.said[key] = value
             return
         self.values[key] = self._authority.store_set(key_name(key), value)
         if not is_nccl_id_key(key_name(key)):
             self._published[key] = value
+            self.said[key] = value
 
     def lookup(self, key: bytes) -> bytes | None:
         """The value of `key`, made up by rule if only absent ranks would have set it."""
