@@ -144,6 +144,12 @@ class StoreState:
         self._counters[key] = counts_arrivals
         return total
 
+    def delete(self, key: bytes) -> bool:
+        """Forgets a key, for other ranks as well; tells whether there was one."""
+        self._published.pop(key, None)
+        self.said.pop(key, None)
+        return self.values.pop(key, None) is not None
+
     def append(self, key: bytes, value: bytes) -> None:
         """Puts the value behind the one that is there."""
         self.values[key] = self.values.get(key, b"") + value
