@@ -38,8 +38,8 @@ MAX_DESCRIPTORS = 4
 #: Exit code of a program that is interrupted, as a shell reports it.
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 
-#: Variables that modules read while they are imported and read again when they use them.
-HARMLESS = {("TORCHINDUCTOR_CACHE_DIR", "torch._dynamo.package")}
+#: Variables that modules read while they are imported, and read again when they use them.
+HARMLESS = {"TORCHINDUCTOR_CACHE_DIR": {"torch._dynamo.package", "torch._inductor.compiler_bisector"}}
 
 Plan = dict[str, Any]
 
@@ -69,9 +69,9 @@ class Watch:
         def getitem(environ: Any, name: Any) -> Any:
             # Who goes over all variables is after none of these.
             if name in self._variables and sys._getframe(1).f_code.co_name not in ("__iter__", "copy"):
-                module = _importing_module()
-                if (name, module) not in HARMLESS:
-                    self._read.append(f"{module} reads {name}")
+                readers = _readers()
+                if HARMLESS.get(name, set()).isdisjoint(readers):
+                    self._read.append(f"{readers[-1]} reads {name}")
             return read(environ, name)
 
         kind.__getitem__ = getitem
@@ -94,12 +94,16 @@ class Watch:
             raise UnfitError(module, f"{module} starts a thread while it is imported")
 
 
-def _importing_module() -> str:
-    """The innermost module that is being executed."""
+def _readers() -> list[str]:
+    """The modules of the functions that are at work, up to the module that is being executed."""
+    names = []
     frame: types.FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_name != "<module>":
+    while frame is not None:
+        names.append(str(frame.f_globals.get("__name__")))
+        if frame.f_code.co_name == "<module>":
+            break
         frame = frame.f_back
-    return "" if frame is None else str(frame.f_globals.get("__name__"))
+    return names
 
 
 def load_hook(path: str) -> Any:
@@ -299,7 +303,7 @@ def _report(error: BaseException) -> None:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
-    sys.excepthook(type(error), error, trace)
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
 
 
 def replay_output(path: str) -> None:

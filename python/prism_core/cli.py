@@ -34,6 +34,7 @@ from prism_core.progress import Progress, StderrHandler, wants_progress
 from prism_core.replay import inspect as read_graph
 from prism_core.replay import open_graph
 from prism_core.replay import replay as run_replay
+from prism_core.slicing import parse_part
 from prism_core.spare.cli import app as spare_app
 from prism_core.sweep import sweep as run_sweep
 from prism_core.sweep import sweep_text, write_tables
@@ -110,15 +111,22 @@ def collect(
     host_time: HostTime = "constant",
     fork_server: ForkServer = None,
     progress: ShowProgress = True,
+    slice_size: Annotated[int, typer.Option("--slice", help="Ranks in play at a time; 0: as --jobs.", min=0)] = 0,
+    slice_order: Annotated[str, typer.Option(help="ascending, descending or random (by --seed).")] = "ascending",
+    part: Annotated[str | None, typer.Option(help="Run a share of the ranks only.", metavar="I/N")] = None,
+    memory_limit: Annotated[int, typer.Option(help="MiB of recordings in memory.", min=1)] = 1024,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget ranks that an unfinished run has left.")] = False,
     as_json: Json = False,
 ) -> None:
     """Build the execution graph of all ranks by running a few."""
     config = CollectConfig(
         command=command, world_size=world_size, output=output, device=device, ranks=ranks, num_verified=verify,
         seed=seed, jobs=jobs, exact=exact, rules=rules, strict_values=strict_values, kernels=kernels or (),
-        host_time=host_time, fork_server=fork_server,
+        host_time=host_time, fork_server=fork_server, slice_size=slice_size, slice_order=slice_order, fresh=fresh,
+        part=None if part is None else parse_part(part), memory_bytes=memory_limit << 20,
     )  # fmt: skip
-    _say(run_collect(config, Progress(enabled=wants_progress(progress))), reports.collect_text, as_json)
+    text = reports.collect_text if part is None else reports.part_text
+    _say(run_collect(config, Progress(enabled=wants_progress(progress))), text, as_json)
 
 
 @app.command()

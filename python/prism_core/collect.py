@@ -26,13 +26,16 @@ from prism_core.fit import META as MEMORY_META
 from prism_core.fit import Card, job_memory, rank_memory, to_meta
 from prism_core.forks import ForkStarter, NoFork, choose_starter
 from prism_core.kernels import read_tables
-from prism_core.launch import RankGroup, Seat, await_engine, failure_of, log_path
+from prism_core.launch import RankGroup, Seat, await_engine, failure_of, log_path, session_status
 from prism_core.nccl import with_environment
+from prism_core.parts import KeptRecording, Part, RecordingShelf, said_by
 from prism_core.progress import Progress
-from prism_core.published import META, PublishedValues
+from prism_core.published import META, PublishedValues, ValueKey
 from prism_core.roles import MAX_REPRESENTATIVES, Distinction, Positions, RoleFinder, Roles, distinctions
 from prism_core.rules import Rules, load_rules, load_value_rules
+from prism_core.slicing import check_part, in_order, open_folder
 from prism_core.store import RendezvousServer
+from prism_core.store_state import key_name
 from prism_core.values import program_variables, split_notes
 
 logger = logging.getLogger(__name__)
@@ -64,12 +67,15 @@ def collect(config: CollectConfig, progress: Progress | None = None) -> dict[str
     with _choose_starter(config, device, program) as starter:
         collector = _Collector(config, device, program, starter, progress or Progress(enabled=False))
         collector.note(notes)
+        if config.part is not None:
+            return collector.run_part(*config.part) | {"wall_ns": time.monotonic_ns() - start, **memory_figures()}
         roles = collector.find_roles()
     collector.note(starter.notes())
     graph = collector.assemble(roles)
     graph_bytes = graph.save(str(config.output))
     summary = collector.summary(roles)
     influence = collector.influence(roles)
+    collector.forget_parts()
     return {
         "world_size": config.world_size,
         "ops": graph.num_ops,
@@ -114,6 +120,8 @@ def _check_output(output: Path) -> None:
 def _check_exact(config: CollectConfig, device: Device) -> None:
     if load_rules(config.rules) is not None and device.kind != "host":
         raise ConfigError("rules for what members contribute ([[rule]]) are for the host device: --device host")
+    if config.part is not None:
+        check_part(config)
     if not config.exact:
         return
     if device.kind != "host":
@@ -192,7 +200,15 @@ class _Collector:
         self._store_notes: dict[tuple[str, str], dict[str, str]] = {}
         self._published: dict[bytes, bytes] = {}
         self._group: RankGroup | None = None
-        self._told = PublishedValues(self._summon if config.ranks == "auto" else None)
+        may_summon = config.ranks == "auto" or config.part is not None
+        self._told = PublishedValues(self._summon if may_summon else None)
+        self._folder = None if config.exact else open_folder(config, device, program, self._kernels)
+        self._shelf = RecordingShelf(self._folder, _native.Recording.from_bytes, config.memory_bytes)
+        self._rooms: dict[int, _Room] = {}
+        self._kept: dict[int, KeptRecording] = {}
+        self._asked: frozenset[int] = frozenset()
+        self._batch = 0
+        self._resumed: list[int] = []
         self._notes: set[str] = set()
         self._ranks: dict[int, dict[str, Any]] = {}
         self._rules = load_rules(config.rules)
@@ -236,15 +252,84 @@ class _Collector:
         self._group.add(rank)
         return True
 
-    def run(self, ranks: Sequence[int]) -> list[Any]:
-        """Runs ranks, each against absent peers in its own session; recordings of them and of ranks they needed."""
+    def run(self, ranks: Sequence[int]) -> list[KeptRecording]:
+        """Recordings of ranks, and of others they needed: those that are finished already, and those that run now."""
+        self._batch += 1
+        self._asked = frozenset(ranks)
+        self._kept = self._resume(ranks)
+        missing = [rank for rank in ranks if rank not in self._kept]
+        if missing:
+            try:
+                self._run(in_order(missing, self._config.slice_order, self._config.seed))
+            except BaseException:
+                if self._folder is not None and (kept := len(self._folder.ranks())):
+                    logger.info("%d finished ranks are kept in %s: the same command goes on", kept, self._folder.path)
+                raise
+        recordings = [self._kept[rank] for rank in sorted(self._kept)]
+        for recording in recordings:
+            self._look_at(recording)
+        self._refuse_idle()
+        return recordings
+
+    def _resume(self, ranks: Sequence[int]) -> dict[int, KeptRecording]:
+        """What an earlier run has finished, of these ranks and of those it had to run for their values."""
+        if self._folder is None:
+            return {}
+        found = self._folder.ranks()
+        if self._batch == 1:
+            self._hear(filter(None, map(self._folder.read, found)))
+        kept = {}
+        for rank in found:
+            if rank in self._ranks or (rank in self._finder.recordings):
+                continue
+            part = self._folder.read(rank)
+            if part is not None and (rank in ranks or (part.summoned and part.batch == self._batch)):
+                kept[rank] = self._shelf.take(part)
+                self._store_notes.update({(note["rule"], note["key"]): note for note in part.store})
+        if kept:
+            logger.info("%s of an earlier run", _enumerate(sorted(kept)))
+        self._resumed += sorted(kept)
+        return kept
+
+    def _hear(self, parts: Iterable[Part]) -> None:
+        """Knows what finished ranks have told others."""
+        for key, value in said_by(parts).items():
+            told = ValueKey.parse(key_name(key))
+            if told is None:
+                self._published[key] = value
+            else:
+                self._told.put(told, value)
+
+    def _ended(self, rank: int) -> None:
+        """Keeps the recording of a rank that ended well, at once."""
+        self._told.ended(rank)
+        room = self._rooms.get(rank)
+        if room is None or self._group is None or self._group.result.returncodes.get(rank) != 0 or self._config.exact:
+            return
+        await_engine(room.session, [rank])
+        failed, status = session_status(room.session)
+        if failed is None and rank in status and status[rank].connected:
+            self._keep(rank, room)
+
+    def _keep(self, rank: int, room: _Room) -> None:
+        recording = room.session.recording(rank)
+
+        def part() -> Part:
+            said, store = room.store.state.said, room.store.notes()
+            summoned = rank not in self._asked
+            return Part(rank, self._batch, summoned, recording.info_json(), said, store, recording.to_bytes())
+
+        self._kept[rank] = self._shelf.put(recording, None if self._folder is None else part)
+
+    def _run(self, ranks: Sequence[int]) -> None:
+        """Runs ranks, each against absent peers in its own session."""
         logger.info("running %s of %d ranks", _enumerate(ranks), self._config.world_size)
         with ExitStack() as stack:
-            rooms: dict[int, _Room] = {}
+            self._rooms = rooms = {}
             advance = stack.enter_context(self._progress.task("ranks", len(ranks)))
 
             def ended(rank: int) -> None:
-                self._told.ended(rank)
+                self._ended(rank)
                 advance(f"rank {rank}")
 
             engine = {"kernels": self._kernels, "host_time": self._config.host_time}
@@ -260,12 +345,12 @@ class _Collector:
                 rooms[rank] = open_room([rank])
                 return rooms[rank].seat
 
-            jobs = self._config.jobs or os.cpu_count() or 1
+            jobs = self._config.slice_size or self._config.jobs or os.cpu_count() or 1
             self._told.expect(ranks)
             how: dict[str, Any] = {"on_exit": ended, "echo": self._config.echo, "starter": self._starter}
             if self._config.exact:
                 room = open_room(ranks, jobs)
-                rooms = dict.fromkeys(ranks, room)
+                rooms.update(dict.fromkeys(ranks, room))
                 how |= {"may_start": room.session.take_turn}
                 self._group = RankGroup(lambda _: room.seat, self._program.argv, self._logs, **how)
             else:
@@ -279,13 +364,11 @@ class _Collector:
                 failure = failure_of(result, room.session, self._logs)
                 if failure is not None:
                     raise failure
-            for room in rooms.values():
+            for rank, room in sorted(rooms.items()):
                 self._store_notes.update({(note["rule"], note["key"]): note for note in room.store.notes()})
-            recordings = [room.session.recording(rank) for rank, room in sorted(rooms.items())]
-        for recording in recordings:
-            self._look_at(recording)
-        self._refuse_idle()
-        return recordings
+                if rank not in self._kept:
+                    self._keep(rank, room)
+            self._rooms = {}
 
     def _refuse_idle(self) -> None:
         """A rank that ends well before its first iteration took a wrong turn, if others train."""
@@ -332,7 +415,8 @@ class _Collector:
         """The recordings, and for every rank the number of the one that plays it."""
         run = sorted(self._finder.recordings)
         index_of = {rank: index for index, rank in enumerate(run)}
-        return [self._finder.recordings[rank] for rank in run], [index_of[rank] for rank in roles.assignment]
+        recordings = [self._finder.recordings[rank].recording() for rank in run]
+        return recordings, [index_of[rank] for rank in roles.assignment]
 
     def influence(self, roles: Roles) -> dict[str, Any] | None:
         """How much the iteration time owes to each recording; `None` where times are computed, not measured."""
@@ -366,6 +450,28 @@ class _Collector:
         """Whether the job fits, by pipeline stage."""
         return job_memory([self._ranks[rank] for rank in sorted(self._finder.recordings)], self._card)
 
+    def run_part(self, index: int, count: int) -> dict[str, Any]:
+        """Runs one of several equal parts of the ranks that were asked for, and leaves their recordings."""
+        named = self._config.ranks
+        size = self._config.world_size
+        ranks = list(range(size)) if named == "all" else parse_ranks(named, size)
+        recordings = self.run(ranks[index::count]) if ranks[index::count] else []
+        self.note(self._starter.notes())
+        return {
+            "world_size": size,
+            "part": f"{index + 1}/{count}",
+            "ranks_run": [recording.rank for recording in recordings],
+            "ranks_resumed": sorted(self._resumed),
+            "recordings": self._shelf.figures(),
+            "parts": str(self._folder.path) if self._folder is not None else None,
+            "notes": sorted(self._notes),
+        }
+
+    def forget_parts(self) -> None:
+        """The graph is written: what finished ranks have left is not needed any more."""
+        if self._folder is not None:
+            self._folder.remove()
+
     def summary(self, roles: Roles) -> dict[str, Any]:
         """What was run and what was inferred."""
         run = sorted(self._finder.recordings)
@@ -375,6 +481,9 @@ class _Collector:
             "ranks_verified": roles.verified,
             "roles": roles.num_roles,
             "role_distinction": roles.distinction,
+            "seed": self._config.seed,
+            "ranks_resumed": sorted(self._resumed),
+            "recordings": self._shelf.figures(),
             "ranks": [self._ranks[rank] for rank in run],
             "memory": self._job_memory(),
             "store": [note for _, note in sorted(self._store_notes.items())],

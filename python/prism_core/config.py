@@ -138,6 +138,16 @@ class CollectConfig:
     strict_values: bool = False
     #: Fork ranks from one process that has imported the program's modules; by default from four ranks on.
     fork_server: bool | None = None
+    #: Ranks in play at a time; 0 = `jobs`. Their recordings are the same for every size and order.
+    slice_size: int = 0
+    #: `ascending`, `descending`, or `random` (by `seed`).
+    slice_order: str = "ascending"
+    #: Forget ranks that an earlier, unfinished collection has left.
+    fresh: bool = False
+    #: `(i, n)`: run the i-th of n parts of the ranks (from 0) and keep them for a collection that assembles all.
+    part: tuple[int, int] | None = None
+    #: Recordings in memory; more are only on disk.
+    memory_bytes: int = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

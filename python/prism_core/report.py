@@ -143,6 +143,19 @@ def _influence_rows(influence: Mapping[str, Any] | None) -> Iterable[tuple[str, 
     )
 
 
+def part_text(document: Mapping[str, Any]) -> str:
+    """What `prism collect --part` prints."""
+    sizes = document["recordings"]
+    rows = [
+        ("part", f"{document['part']} of {document['world_size']} ranks"),
+        ("ranks", f"{len(document['ranks_run'])}, {len(document['ranks_resumed'])} of them finished before"),
+        ("kept in", f"{document['parts']} ({_mebibytes(sizes['disk_bytes'])})"),
+        ("took", f"{_seconds(document['wall_ns'])}, largest rank {_mebibytes(document['peak_rank_rss_bytes'])}"),
+        *(("note", note) for note in document["notes"]),
+    ]
+    return _table(rows)
+
+
 def replay_text(document: Mapping[str, Any]) -> str:
     """What `prism replay` prints."""
     if document.get("level") == "message":

@@ -330,7 +330,7 @@ class RendezvousServer:
         return struct.pack("<q", len(self.state.values))
 
     def _delete_key(self, _client: _Client, reader: _Reader) -> bytes:
-        return struct.pack("<q", 0 if self.state.values.pop(reader.key(), None) is None else 1)
+        return struct.pack("<q", int(self.state.delete(reader.key())))
 
     def _append(self, _client: _Client, reader: _Reader) -> bytes:
         key, value = reader.key(), reader.value()

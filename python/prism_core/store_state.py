@@ -66,6 +66,8 @@ class StoreState:
         self._published = {} if published is None else published
         self._told = PublishedValues() if told is None else told
         self.queues: dict[bytes, deque[bytes]] = {}
+        #: What was set for others to see: values told, and plain SETs.
+        self.said: dict[bytes, bytes] = {}
         self.rules_used: Counter[tuple[str, str]] = Counter()
         self._counters: dict[bytes, bool] = {}
 
@@ -77,10 +79,12 @@ class StoreState:
         told = ValueKey.parse(key_name(key))
         if told is not None:
             self._told.put(told, value)
+            self.said[key] = value
             return
         self.values[key] = self._authority.store_set(key_name(key), value)
         if not is_nccl_id_key(key_name(key)):
             self._published[key] = value
+            self.said[key] = value
 
     def lookup(self, key: bytes) -> bytes | None:
         """The value of `key`, made up by rule if only absent ranks would have set it."""
@@ -139,6 +143,12 @@ class StoreState:
         counts_arrivals = amount in (0, 1) and self._counters.get(key, True)
         self._counters[key] = counts_arrivals
         return total
+
+    def delete(self, key: bytes) -> bool:
+        """Forgets a key, for other ranks as well; tells whether there was one."""
+        self._published.pop(key, None)
+        self.said.pop(key, None)
+        return self.values.pop(key, None) is not None
 
     def append(self, key: bytes, value: bytes) -> None:
         """Puts the value behind the one that is there."""

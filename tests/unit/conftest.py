@@ -26,7 +26,10 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[fakes.FakeSess
         return fakes.FakeGraph(world_size, [recordings[index].rank for index in assignment], json.loads(meta))  # type: ignore[attr-defined]
 
     engine = types.SimpleNamespace(
-        Session=fakes.FakeSession, assemble=assemble, build_info=lambda: {"version": "0.0.test"}
+        Session=fakes.FakeSession,
+        Recording=fakes.FakeRecording,
+        assemble=assemble,
+        build_info=lambda: {"version": "0.0.test"},
     )
     for name in ("collect", "emulate"):
         monkeypatch.setattr(importlib.import_module(f"prism_core.{name}"), "_native", engine)

@@ -28,6 +28,14 @@ class FakeRecording:
     def info_json(self) -> str:
         return json.dumps(self.info)
 
+    def to_bytes(self) -> bytes:
+        return json.dumps([self.rank, self.program, self.num_ops]).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, info: str) -> FakeRecording:
+        rank, program, num_ops = json.loads(data)
+        return cls(rank, program, json.loads(info), num_ops)
+
 
 @dataclass
 class FakeGraph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
 import subprocess
@@ -319,3 +320,69 @@ def test_pytorch_clients_understand_us(server: RendezvousServer, backend: str) -
     child = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert child.stdout.strip().endswith("all right"), child.stderr
     assert {"rule": "unanswered", "key": "never"} in server.notes()
+
+
+SIDE_BY_SIDE = """
+import datetime, json, sys
+import torch.distributed as dist
+
+def attempt(store, name, *arguments):
+    try:
+        result = getattr(store, name)(*arguments)
+    except Exception as error:
+        return f"raises {type(error).__name__}"
+    return sorted(result) if name == "list_keys" else repr(result)
+
+def play(store):
+    short = datetime.timedelta(milliseconds=150)
+    queue = [("queue_push", "q", "p1"), ("queue_push", "q", "p2"), ("queue_len", "q"), ("queue_pop", "q", False),
+             ("queue_pop", "q"), ("queue_len", "q"), ("queue_pop", "q", False), ("queue_len", "q")]
+    calls = [
+        ("set", "a", "1"), ("get", "a"), ("set", "a", ""), ("get", "a"), ("set", "a", "xyz"), ("num_keys",),
+        ("check", ["a"]), ("check", ["a", "b"]), ("check", []), ("add", "n", 5), ("add", "n", -7), ("add", "n", 0),
+        ("get", "n"), ("set", "n", "40"), ("add", "n", 2), ("compare_set", "c", "no", "x"), ("check", ["c"]),
+        ("compare_set", "c", "", "first"), ("compare_set", "c", "no", "y"), ("compare_set", "c", "first", "second"),
+        ("compare_set", "c", "", "z"), ("get", "c"), ("append", "l", "ab"), ("append", "l", "cd"), ("get", "l"),
+        ("append", "c", "!"), ("get", "c"), ("multi_set", ["m1", "m2"], ["one", "two"]), ("multi_get", ["m2", "m1"]),
+        ("multi_get", []), ("delete_key", "m1"), ("delete_key", "m1"), ("check", ["m1"]), ("num_keys",),
+        ("wait", ["a", "l"]), ("wait", ["nobody"], short), ("check", ["a"]), *queue, *queue, ("queue_len", "none"),
+        ("queue_pop", "none", False), ("set_timeout", short), ("queue_pop", "none", True), ("get", "absent"),
+        ("multi_get", ["a", "absent"]), ("check", ["q"]), ("queue_push", "q", "again"), ("wait", ["q"], short),
+        ("check", ["q"]), ("num_keys",), ("list_keys",), ("barrier", "b", 1), ("set", "k" * 5000, "v" * 300000),
+        ("get", "k" * 5000), ("set", "bin", "\\0\\1"), ("get", "bin"), ("delete_key", "q"), ("queue_len", "q"),
+    ]
+    return [[call[0], attempt(store, *call)] for call in calls] + [["clone", attempt(store.clone(), "get", "bin")]]
+
+minute = datetime.timedelta(seconds=60)
+ours = dist.TCPStore("127.0.0.1", int(sys.argv[1]), None, False, minute, wait_for_workers=False)
+theirs = dist.TCPStore("127.0.0.1", 0, None, True, minute, wait_for_workers=False)
+print(json.dumps([play(ours), play(theirs)]))
+"""
+
+
+@pytest.mark.torch
+def test_pytorch_s_own_server_answers_alike(authority: FakeAuthority) -> None:
+    """Every operation of PyTorch's client, on this server and on PyTorch's."""
+    if subprocess.run([sys.executable, "-c", "import torch"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this interpreter cannot import torch")
+    with RendezvousServer(authority, world_size=1, num_live=1) as server:
+        command = [sys.executable, "-c", SIDE_BY_SIDE, str(server.port)]
+        child = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert child.returncode == 0, child.stderr
+    ours, theirs = json.loads(child.stdout.splitlines()[-1])
+    assert len(ours) == 73 and ours == theirs
+    assert not [answer for _, answer in ours if answer == "raises DistNetworkError"]
+
+
+def test_a_deleted_key_is_gone_for_other_ranks_too(authority: FakeAuthority) -> None:
+    published: dict[bytes, bytes] = {}
+    with (
+        RendezvousServer(authority, 8, 1, published=published) as first,
+        RendezvousServer(authority, 8, 1, published=published) as second,
+    ):
+        setter, reader = Client(first.port), Client(second.port)
+        setter.send(Command.SET, b"k", b"v")
+        setter.send(Command.DELETE_KEY, b"k")
+        assert setter.number() == 1 and published == {}
+        reader.send(Command.CHECK, 1, b"k")
+        assert reader.receive(1) == b"\x01"

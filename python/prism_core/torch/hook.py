@@ -412,8 +412,15 @@ def record_imports(finder: AfterImport) -> None:
 def install() -> None:
     """Hooks the parts of PyTorch as they are imported."""
     library = load_library()
-    if library is None:
-        return
+    finder = AfterImport({})
+    if library is not None:
+        sys.meta_path.insert(0, finder)
+        hook_pytorch(library, finder)
+    record_imports(finder)
+
+
+def hook_pytorch(library: Library, finder: AfterImport) -> None:
+    """Has everything told that the library should know."""
     memory = MemoryHook(library)
     iterations = IterationHook(library, memory)
 
@@ -429,13 +436,8 @@ def install() -> None:
         groups.install(c10d)
         control.install(c10d)
 
-    actions: dict[str, Callable[[ModuleType], None]] = {
-        "torch.distributed.distributed_c10d": install_collectives,
-        "torch.cuda": install_cuda,
-        "torch.optim.optimizer": iterations.install_optimizer,
-        "torch.nn.modules.module": iterations.install_module,
-    }
-    finder = AfterImport(actions)
-    sys.meta_path.insert(0, finder)
+    finder.add("torch.distributed.distributed_c10d", install_collectives)
+    finder.add("torch.cuda", install_cuda)
+    finder.add("torch.optim.optimizer", iterations.install_optimizer)
+    finder.add("torch.nn.modules.module", iterations.install_module)
     install_values(finder)
-    record_imports(finder)
