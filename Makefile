@@ -66,6 +66,10 @@ test-rust:  ## Rust tests
 test-python: dev programs  ## Python and end-to-end tests
 	$(PY) -m pytest
 
+.PHONY: slicing
+slicing: dev programs  ## the graph of a few ranks against that of all, for every kind of job (tens of minutes)
+	$(PY) benches/slicing.py
+
 .PHONY: loom
 loom:  ## model-check the ring under every interleaving
 	RUSTFLAGS="--cfg prism_loom" cargo test --locked --release -p prism-wire --target-dir target/loom loom

@@ -238,12 +238,15 @@ def calibrate(
 
 @calibrates.command("overlap")
 def calibrate_beside_communication(
-    pairs: Annotated[Path, typer.Argument(help="Kernels alone and beside communication.", metavar="PAIRS.json")],
+    sources: Annotated[
+        list[Path],
+        typer.Argument(help="Kernels alone and beside communication.", metavar="PAIRS.json|TRACE.json[.gz]..."),
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The table to write.", metavar="OVERLAP.toml")],
     as_json: Json = False,
 ) -> None:
-    """Make factors for `replay --overlap` from pairs of measured durations."""
-    _say(calibrate_overlap(pairs, output), overlap_report, as_json)
+    """Make factors for `replay --overlap` from kernels measured alone and beside communication."""
+    _say(calibrate_overlap(sources, output), overlap_report, as_json)
 
 
 @app.command()

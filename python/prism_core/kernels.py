@@ -55,7 +55,8 @@ _CAUSAL = {
     "aten::_scaled_dot_product_cudnn_attention": 6,
     "aten::_scaled_dot_product_cudnn_attention_backward": 12,
 }
-_COMMUNICATION = re.compile(r"nccl|nvshmem|multimem_all_reduce", re.IGNORECASE)
+#: Kernels of communication, by name.
+COMMUNICATION = re.compile(r"nccl|nvshmem|multimem_all_reduce", re.IGNORECASE)
 
 GemmKey = tuple[int, int, int, int, str, str]
 KernelKey = tuple[str, tuple[int, ...], int]
@@ -123,7 +124,7 @@ def _add_trace(samples: Samples, document: Mapping[str, Any], path: Path, *, nam
     by_operator: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     operators: dict[int, Mapping[str, Any]] = {}
     for kernel in kernels:
-        if _COMMUNICATION.search(kernel["name"]):
+        if COMMUNICATION.search(kernel["name"]):
             continue
         owner = owners.get(_arguments(kernel).get("correlation"))
         if owner is not None and _library_key(owner, [kernel]) is not None:

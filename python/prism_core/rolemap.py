@@ -15,6 +15,8 @@ from typing import Any
 #: Widest line of a drawn map.
 WIDTH = 80
 _ROWS = 40
+#: How many times more all-reduces there are within layers than of gradients, at least.
+_OFTEN = 4
 _MESSAGES = frozenset({"send", "recv"})
 
 
@@ -25,8 +27,9 @@ class Axis:
     Attributes:
         size: How many.
         stride: Distance between neighbours.
-        kind: What they do with each other: `pipeline` (messages), `expert` (all-to-all), `data` (all-reduce), `shard`
-            (all-gather, reduce-scatter), or `rest` where no communicator says.
+        kind: What they do with each other: `pipeline` (messages), `expert` (all-to-all), `shard` (all-gather,
+            reduce-scatter), `data` (all-reduce), `tensor` (all-reduce, much more often than along another axis), or
+            `rest` where no communicator says.
     """
 
     size: int
@@ -51,7 +54,23 @@ def find_axes(world_size: int, families: Sequence[Mapping[str, Any]]) -> list[Ax
         axis = _next_axis(world_size, stride, even)
         axes.append(axis)
         stride *= axis.size
-    return axes
+    return _with_tensor(axes, even)
+
+
+def _with_tensor(axes: Sequence[Axis], families: Sequence[Mapping[str, Any]]) -> list[Axis]:
+    """Tells layers' all-reduces from gradients': there are many more of them."""
+    calls = {
+        (family["size"], family["stride"]): sum(family["calls"].values())
+        for family in families
+    }  # fmt: skip
+    reduced = [axis for axis in axes if axis.kind == "data"]
+    fewest = min((calls[axis.size, axis.stride] for axis in reduced), default=0)
+    return [
+        Axis(axis.size, axis.stride, "tensor")
+        if axis in reduced and calls[axis.size, axis.stride] >= _OFTEN * fewest > 0
+        else axis
+        for axis in axes
+    ]
 
 
 def _next_axis(world_size: int, stride: int, families: Sequence[Mapping[str, Any]]) -> Axis:

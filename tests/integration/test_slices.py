@@ -91,7 +91,7 @@ DISAGREE = """
     weight = torch.nn.Parameter(torch.ones(1024, device="cuda"))
     optimizer = torch.optim.SGD([weight], 0.1)
     # A flag that only one rank was started with.
-    gradient = torch.ones(1000 if rank == 5 else 1024, device="cuda")
+    gradient = torch.ones(1000 if rank == 4 else 1024, device="cuda")
     dist.all_reduce(gradient)
     optimizer.step()
     dist.destroy_process_group()
@@ -103,7 +103,7 @@ def test_ranks_that_disagree_on_an_op_are_named(prism: Callable[..., Any], torch
     collect = ["collect", "--world-size", 100, "--ranks", "4,5", "--verify", 0, "-o", tmp_path / "job.prism", "--"]
     error = prism(*collect, *program).error
     assert error["kind"] == "ConfigError", error
-    assert "the recordings do not fit together" in error["message"] and "rank 5" in error["message"], error
+    assert "the recordings do not fit together" in error["message"] and "rank 4" in error["message"], error
     assert "1000" in error["message"] and "1024" in error["message"], error
 
 
@@ -115,3 +115,31 @@ def test_a_layout_that_does_not_divide_the_world(
     error = prism(*collect, *program).error
     assert error["kind"] == "RankFailedError" and error["rank"] == 4
     assert "--stages 3 must divide 8 ranks" in error["message"], "the program's own words"
+
+
+MEASURED = """
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("nccl")
+    weight = torch.nn.Parameter(torch.ones(1024, device="cuda"))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    for _ in range(3):
+        weight.grad = weight.detach() * 2
+        dist.all_reduce(weight.grad)
+        optimizer.step()
+    dist.destroy_process_group()
+"""
+
+
+def test_measured_host_time_tells_no_roles_apart_and_has_an_error_bar(
+    torch_program: Any, prism: Callable[..., Any], tmp_path: Path
+) -> None:
+    graph, program = tmp_path / "job.prism", script(tmp_path, MEASURED)
+    collect = ["collect", "--world-size", 100, "--ranks", "3,5", "--verify", 1, "--host-time", "measured", "-o", graph]
+    summary = prism(*collect, "--", *program).document
+    assert (summary["roles"], summary["ranks_inferred"], len(summary["ranks_verified"])) == (1, 97, 1)
+    influence = summary["influence"]
+    assert sorted(entry["rank"] for entry in influence["left_out"]) == summary["ranks_run"]
+    assert influence["alone"] == 0 and influence["total_ns"] > 0
+    assert influence["error_ppm"] > 0 and influence["largest_ppm"] > 0, influence

@@ -191,6 +191,7 @@ def test_a_strict_run_ends_at_the_first_unknown_read(
     )
     assert outcome.error["kind"] == "UnknownValueError"
     assert "4 bytes" in outcome.error["message"] and f"{program}:13" in outcome.error["message"]
+    assert "last written by" in outcome.error["message"] and "let a rule provide" in outcome.error["message"]
 
 
 ROUTER = """

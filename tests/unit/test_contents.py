@@ -133,12 +133,12 @@ def test_the_text_has_all_of_it() -> None:
 
 def test_equal_rows_and_equal_neighbours_are_drawn_once() -> None:
     """8,192 ranks with equal middle stages fit on a page."""
-    graph = prism_core.synthetic.transformer_step(dp=64, tp=8, pp=16, microbatches=1, layers=1)
+    graph = prism_core.synthetic.transformer_step(dp=64, tp=8, pp=16, microbatches=2, layers=1)
     document = prism_core.inspect(graph)
     lines = draw(document["role_map"])
     assert [axis["size"] for axis in document["role_map"]["axes"]] == [8, 64, 16]
     assert lines[:2] == [
-        "down: pipeline 16 (every 512); across: -", "alike along data 8 (every 1), data 64 (every 8)",
+        "down: pipeline 16 (every 512); across: -", "alike along tensor 8 (every 1), data 64 (every 8)",
     ]  # fmt: skip
     assert len(lines) <= 18 and max(map(len, lines)) <= WIDTH
     assert document["roles"][0]["rank_runs"] == [[0, 511, 1]]

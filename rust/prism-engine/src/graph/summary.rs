@@ -207,7 +207,9 @@ impl Graph {
             let new = || CommFamily { size, stride, count: 0, example: example(), calls: BTreeMap::new() };
             let family = family.or_insert_with(new);
             family.count += 1;
-            calls.into_iter().for_each(|(kind, count)| *family.calls.entry(kind).or_default() += count);
+            for (kind, count) in calls {
+                *family.calls.entry(kind).or_default() += count;
+            }
         }
         families.into_values().rev().collect()
     }

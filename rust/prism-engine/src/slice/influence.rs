@@ -71,7 +71,9 @@ pub fn influence(
     };
     let total_ns = time(assignment)?;
     let mut played = vec![0_u32; recordings.len()];
-    assignment.iter().for_each(|index| played[*index as usize] += 1);
+    for index in assignment {
+        played[*index as usize] += 1;
+    }
     let alike = alike(recordings);
     let mut with_others: Vec<usize> =
         (0..recordings.len()).filter(|index| played[*index] > 0 && stand_in(&alike, *index).is_some()).collect();

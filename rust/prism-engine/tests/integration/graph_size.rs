@@ -1,5 +1,7 @@
 //! Graph files stay small: by role, and where every rank has durations of its own.
 
+#![allow(clippy::print_stdout, reason = "how small they are is of interest")]
+
 use prism_engine::graph::op::OpKind;
 use prism_engine::graph::{Graph, GraphBuilder, GraphFile};
 use prism_engine::ids::{CommId, Rank, TemplateId};
