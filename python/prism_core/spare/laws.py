@@ -56,6 +56,14 @@ def checkpoint_interval(save_s: float, restart_s: float, mtbf_s: float) -> float
     return _native.spare_law("checkpoint_interval", [save_s, restart_s, mtbf_s])
 
 
+def time_to_wipe_out(n: int, r: int, group_mtbf_s: float, repair_s: float) -> float:
+    """Mean time until a type has lost all hosts if failed groups are whole again after `repair_s`, seconds.
+
+    Ours: types are lost independently, at the rate `N r (1 - p) p^(r-1) / m`; `p` is the chance that a group is down.
+    """
+    return _native.spare_law("time_to_wipe_out", [n, r, group_mtbf_s, repair_s])
+
+
 def availability(save_s: float, restart_s: float, mtbf_s: float) -> float:
     """Share of the time that is progress at [`checkpoint_interval`][prism_core.spare.checkpoint_interval]."""
     return _native.spare_law("availability", [save_s, restart_s, mtbf_s])

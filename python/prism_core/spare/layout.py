@@ -54,6 +54,10 @@ class Layout:
         """Groups have failed: what now? Raises ConfigError, and changes nothing, if one of them is not alive."""
         return Plan(**self._inner.fail(list(groups)))
 
+    def rejoin(self, groups: Sequence[int]) -> Plan:
+        """Failed groups are whole again: stacks become as short as they can be, from the next step on."""
+        return Plan(**self._inner.rejoin(list(groups)))
+
     def reset(self) -> None:
         """All groups are back, as after a restart."""
         self._inner.reset()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, Unpack
 
 from prism_core import _native
 from prism_core.errors import ConfigError
 from prism_core.spare.laws import PlacementLike, as_placement
+from prism_core.spare.options import Details, check_details, failures_of, recovery_of
 
 Policy: TypeAlias = Literal["spare", "replication", "checkpoint", "elastic", "spares"]
 DEFAULT_PLACEMENTS: tuple[str, ...] = ("golomb", "contiguous", "disjoint")
@@ -17,26 +18,6 @@ DEFAULT_PLACEMENTS: tuple[str, ...] = ("golomb", "contiguous", "disjoint")
 
 def _threads(threads: int) -> int:
     return threads or len(os.sched_getaffinity(0))
-
-
-def _failures(
-    groups: int,
-    group_mtbf_s: float | None,
-    system_mtbf_s: float | None,
-    weibull_shape: float | None,
-    domain_groups: int,
-    domain_mtbf_s: float | None,
-) -> dict[str, Any]:
-    if (group_mtbf_s is None) == (system_mtbf_s is None):
-        raise ConfigError("give either group_mtbf_s or system_mtbf_s, the mean time between failures")
-    if domain_groups and domain_mtbf_s is None:
-        raise ConfigError("domain_mtbf_s is missing: how often does a domain of domain_groups groups fail?")
-    mtbf = group_mtbf_s if group_mtbf_s is not None else (system_mtbf_s or 0.0) * groups
-    distribution = "exponential" if weibull_shape is None else {"weibull": {"shape": weibull_shape}}
-    return {
-        "group_mtbf_s": mtbf, "distribution": distribution, "domain_groups": domain_groups,
-        "domain_mtbf_s": domain_mtbf_s or 0.0,
-    }  # fmt: skip
 
 
 def simulate(
@@ -70,6 +51,8 @@ def simulate(
     first_seed: int = 0,
     threads: int = 0,
     placement_seed: int = 0,
+    timeline: bool = False,
+    **details: Unpack[Details],
 ) -> dict[str, Any]:
     """Simulates `seeds` trainings of a job whose groups fail.
 
@@ -96,7 +79,9 @@ def simulate(
         stall_s: How long a save holds the job, seconds; all of `save_s` by default.
         detection_s: Until a failure is noticed, seconds.
         shrink_s: To shrink communicators, seconds.
-        repair_s: Until a failed group is whole again, seconds; needed for `elastic` and `spares`.
+        repair_s: Until a failed group is whole again, seconds. It then joins again under every policy, and a restart
+            that needs it waits for it. By default failed groups are replaced at the next restart, within
+            `restart_s`; `elastic` and `spares` need a time.
         swap_s: To put a spare in place, seconds (`spares`).
         spares: Spare groups (`spares`).
         jitter: Standard deviation of the compute of an entry, relative.
@@ -107,42 +92,33 @@ def simulate(
         first_seed: Seed of the first.
         threads: Threads; 0: one per CPU. The result does not depend on it.
         placement_seed: Seed of a random placement.
+        timeline: Return also what the first training did when.
+        **details: Failure domains, observed failures, local checkpoints and more: `prism_core.spare.Details`.
 
     Returns:
-        `summary` (for each quantity mean, standard_error, p10, p50, p90; runs, finished, is_converged) and `runs`.
+        `summary` (for each quantity mean, standard_error, p10, p50, p90; runs, finished, is_converged), `runs`, and
+        `timeline` if asked for: spans with activity, start_s, end_s, step, live, stacks.
     """
+    check_details(details)
     if repair_s is None and policy in ("elastic", "spares"):
         raise ConfigError(f"repair_s is missing: policy {policy!r} needs the time until a failed group is whole again")
     options = {
         "job": {
             "groups": groups, "steps": steps, "compute_s": compute_s, "all_reduce_s": all_reduce_s, "jitter": jitter,
-            "data_s": data_s,
+            "data_s": data_s, "prefetch_s": details.get("prefetch_s", 0.0),
         },
-        "failures": _failures(groups, group_mtbf_s, system_mtbf_s, weibull_shape, domain_groups, domain_mtbf_s),
-        "recovery": _recovery(save_s, stall_s, checkpoint_steps, restart_s, detection_s, shrink_s, repair_s, swap_s),
+        "failures": failures_of(
+            groups, group_mtbf_s, system_mtbf_s, weibull_shape, domain_groups, domain_mtbf_s, details
+        ),
+        "recovery": recovery_of(
+            save_s, stall_s, checkpoint_steps, restart_s, detection_s, shrink_s, repair_s, swap_s, details
+        ),
         "policy": policy, "r": r, "placement": as_placement(placement), "placement_seed": placement_seed,
         "spares": spares, "published": published, "give_up": give_up, "first_seed": first_seed, "seeds": seeds,
-        "threads": _threads(threads),
+        "threads": _threads(threads), "timeline": timeline,
     }  # fmt: skip
     found: dict[str, Any] = json.loads(_native.spare_simulate_json(json.dumps(options)))
     return found
-
-
-def _recovery(
-    save_s: float,
-    stall_s: float | None,
-    checkpoint_steps: int,
-    restart_s: float,
-    detection_s: float,
-    shrink_s: float,
-    repair_s: float | None,
-    swap_s: float,
-) -> dict[str, Any]:
-    return {
-        "save_s": save_s, "stall_s": save_s if stall_s is None else stall_s, "checkpoint_steps": checkpoint_steps,
-        "restart_s": restart_s, "detection_s": detection_s, "shrink_s": shrink_s, "repair_s": repair_s or 0.0,
-        "swap_s": swap_s,
-    }  # fmt: skip
 
 
 def frontier(
@@ -153,8 +129,11 @@ def frontier(
     system_mtbf_s: float,
     redundancy: tuple[int, int] = (1, 28),
     placements: Sequence[PlacementLike] = DEFAULT_PLACEMENTS,
+    repair_s: float | None = None,
 ) -> list[dict[str, Any]]:
     """What the closed forms say for every redundancy and placement that fits; no step time is needed.
+
+    With `repair_s` failed groups join again so long after their failures; by default they are out until the restart.
 
     Returns:
         Rows with r, placement, masked, restart_every_s, stacks, interval_s, availability, relative_time, and band: the
@@ -163,6 +142,7 @@ def frontier(
     options = {
         "groups": groups, "redundancy": list(redundancy), "placements": [as_placement(each) for each in placements],
         "save_s": save_s, "restart_s": restart_s, "system_mtbf_s": system_mtbf_s,
+        "repair_s": repair_s,
     }  # fmt: skip
     rows: list[dict[str, Any]] = json.loads(_native.spare_frontier_json(json.dumps(options)))
     return rows
@@ -197,6 +177,8 @@ def plan(  # noqa: D417 - the other arguments are those of simulate
     cost_per_gpu_hour: float | None = None,
     seeds: int = 32,
     threads: int = 0,
+    timeline: bool = False,
+    **details: Unpack[Details],
 ) -> dict[str, Any]:
     """Recommends redundancy, placement and checkpoint interval for the least expected time to train.
 
@@ -214,24 +196,28 @@ def plan(  # noqa: D417 - the other arguments are those of simulate
         fits_memory: Largest redundancy that fits into device memory.
         gpus_per_group: GPUs of a group, for GPU hours.
         cost_per_gpu_hour: For the cost.
+        timeline: Simulate one more training as recommended, and return what it did when.
 
     Other arguments: as for [`simulate`][prism_core.spare.simulate].
 
     Returns:
         `best`, `finalists`, `alternatives`, `sensitivities`, `warnings`, `frontier`, and the inputs that are unknown.
     """
-    failures = _failures(groups, group_mtbf_s, system_mtbf_s, weibull_shape, domain_groups, domain_mtbf_s)
+    check_details(details)
+    failures = failures_of(groups, group_mtbf_s, system_mtbf_s, weibull_shape, domain_groups, domain_mtbf_s, details)
     if spares and repair_s is None:
         raise ConfigError("repair_s is missing: spares need the time until a failed group is whole again")
     rate = groups / failures["group_mtbf_s"] if failures["group_mtbf_s"] > 0 else float("inf")
-    if domain_groups and domain_mtbf_s:
-        rate += -(-groups // domain_groups) / domain_mtbf_s
+    for domain in failures["domains"]:
+        if domain["groups"] < 1 or not domain["mtbf_s"] > 0:
+            raise ConfigError("a failure domain has at least one group, and a mean time between failures above 0")
+        rate += -(-groups // domain["groups"]) / domain["mtbf_s"]
     if rate <= 0 or rate == float("inf"):
         raise ConfigError("the mean time between failures must be above 0")
     high = min(redundancy[1], fits_memory) if fits_memory is not None else redundancy[1]
     rows = frontier(
         groups, save_s=save_s if stall_s is None else stall_s, restart_s=restart_s, system_mtbf_s=1 / rate,
-        redundancy=(redundancy[0], high), placements=placements,
+        redundancy=(redundancy[0], high), placements=placements, repair_s=repair_s,
     )  # fmt: skip
     found: dict[str, Any] = {"groups": groups, "system_mtbf_s": 1 / rate, "frontier": rows}
     unknown = [name for name, value in (("compute_s", compute_s), ("steps", steps)) if value is None]
@@ -243,19 +229,27 @@ def plan(  # noqa: D417 - the other arguments are those of simulate
             "warnings": ["the step time or the number of steps is unknown: closed forms only, in relative times"],
         }  # fmt: skip
     else:
-        options = {
+        options: dict[str, Any] = {
             "job": {
                 "groups": groups, "steps": steps, "compute_s": compute_s, "all_reduce_s": all_reduce_s,
-                "jitter": jitter, "data_s": data_s,
+                "jitter": jitter, "data_s": data_s, "prefetch_s": details.get("prefetch_s", 0.0),
             },
             "failures": failures,
-            "recovery": _recovery(
-                save_s, stall_s, checkpoint_steps or 0, restart_s, detection_s, shrink_s, repair_s, swap_s
+            "recovery": recovery_of(
+                save_s, stall_s, checkpoint_steps or 0, restart_s, detection_s, shrink_s, repair_s, swap_s, details
             ),
             "redundancy": list(redundancy), "placements": [as_placement(each) for each in placements],
             "spares": spares, "fits_memory": fits_memory, "seeds": seeds, "threads": _threads(threads),
         }  # fmt: skip
         found |= json.loads(_native.spare_plan_json(json.dumps(options)))
+        if timeline:
+            best = found["best"]
+            options |= {
+                "policy": "spare", "r": best["r"], "placement": best["placement"], "placement_seed": 0,
+                "published": False, "give_up": 30.0, "first_seed": 0, "seeds": 1, "timeline": True,
+                "recovery": {**options["recovery"], "checkpoint_steps": best["checkpoint_steps"]},
+            }  # fmt: skip
+            found["timeline"] = json.loads(_native.spare_simulate_json(json.dumps(options)))["timeline"]
     _add_cost(found, groups, gpus_per_group, cost_per_gpu_hour)
     optional = {
         "repair_s": repair_s, "gpus_per_group": gpus_per_group, "cost_per_gpu_hour": cost_per_gpu_hour,

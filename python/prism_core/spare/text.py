@@ -79,6 +79,37 @@ def _neighbours(rows: list[dict[str, Any]], best: Mapping[str, Any]) -> list[str
     return ["  by closed forms: " + ", ".join(f"r {row['r']}: {row['relative_time']:.3f} x" for row in near)]
 
 
+def job_text(found: Mapping[str, Any]) -> str:
+    """What a graph says about a job."""
+    job, checkpoint = found["job"], found["checkpoint"]
+    size = "unknown" if checkpoint["size_bytes"] is None else f"{checkpoint['size_bytes'] / 1e9:,.3f} GB"
+    lines = [
+        f"{job['groups']} groups of {job['gpus_per_group']} ranks",
+        f"  step         {job['step_ns'] / 1e6:,.3f} ms: an entry {job['entry_ns'] / 1e6:,.3f} ms, the rest"
+        f" {job['rest_ns'] / 1e6:,.3f} ms ({job['rest_ns'] / max(job['step_ns'], 1):.1%})",
+        f"  reduction    {job['reduction_ns'] / 1e6:,.3f} ms alone,"
+        f" {job['gradient_bytes'] / 1e9:,.3f} GB a group ({job['gradient_elements']:,} elements)",
+        f"  memory       {found['memory']['verdict']}",
+        f"  checkpoint   {size} ({checkpoint['basis']}), {duration_text(checkpoint['save_s'])} to write",
+    ]
+    return "\n".join([*lines, *(f"note: {note}" for note in job["notes"])])
+
+
+def replayed_text(found: Mapping[str, Any]) -> str:
+    """Iterations before, in and after failures."""
+    lines = [f"{found['job']['groups']} groups of {found['job']['gpus_per_group']} ranks, r {found['r']}"]
+    lines.append(f"{'iteration':>9}  {'replayed':>14}  {'closed form':>14}  {'entries':>7}  {'live':>5}")
+    for row in found["iterations"]:
+        what = ""
+        if row["failed"]:
+            what = f"  groups {', '.join(map(str, row['failed']))} die: {row['action']}, {row['moves']} moved entries"
+        lines.append(
+            f"{row['iteration']:>9}  {row['time_ns'] / 1e6:11,.3f} ms  {row['closed_form_ns'] / 1e6:11,.3f} ms"
+            f"  {row['stacks']:>7}  {row['live']:>5}{what}"
+        )
+    return "\n".join([*lines, *(f"note: {note}" for note in found["job"]["notes"])])
+
+
 def simulate_text(summary: Mapping[str, Any], policy: str, r: int | None) -> str:
     """One policy's results."""
     lines = [_row({"policy": policy, "r": r, "simulated": summary, "no_progress": None}).strip()]
@@ -87,6 +118,10 @@ def simulate_text(summary: Mapping[str, Any], policy: str, r: int | None) -> str
         band = summary[key]
         lines.append(
             f"  {what:<18} {band['mean']:10.3f}  (P10 {band['p10']:.3f}, P50 {band['p50']:.3f}, P90 {band['p90']:.3f})"
+        )
+    if summary["beyond_trace"]:
+        lines.append(
+            f"  warning: {summary['beyond_trace']} runs went on after the end of the trace: nothing failed then"
         )
     converged = "converged" if summary["is_converged"] else "not converged: ask for more seeds"
     return "\n".join([*lines, f"  {summary['runs']} runs, {converged}"])

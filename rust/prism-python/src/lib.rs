@@ -47,9 +47,9 @@ mod _native {
     use super::slice::{influence_json, solve_clocks_json};
     #[pymodule_export]
     use super::spare::{
-        Layout, spare_expected_masked, spare_frontier_json, spare_intervals, spare_law, spare_min_stacks,
-        spare_offsets, spare_plan_json, spare_simulate_json, spare_spread, spare_stack_thresholds,
-        spare_wipe_out_index,
+        Layout, spare_anatomy_json, spare_expected_masked, spare_frontier_json, spare_intervals, spare_law,
+        spare_min_stacks, spare_offsets, spare_plan_json, spare_simulate_json, spare_spread, spare_stack_thresholds,
+        spare_stacked, spare_wipe_out_index,
     };
     #[pymodule_export]
     use super::synthetic::transformer_step;

@@ -1,12 +1,18 @@
 //! Fault tolerance: `prism_core.spare`.
 
 use crate::error::{ConfigError, from_json};
+use crate::graph::Graph;
+use prism_engine::spare::job::JobError;
+use prism_engine::spare::job::anatomy::Anatomy;
+use prism_engine::spare::job::stacked::{Step, stacked};
 use prism_engine::spare::laws;
-use prism_engine::spare::layout::{Action, Layout as EngineLayout};
+use prism_engine::spare::layout::{Action, Layout as EngineLayout, Plan};
 use prism_engine::spare::matching;
 use prism_engine::spare::placement::{Placement, spread};
 use prism_engine::spare::plan::{self, Question};
-use prism_engine::spare::simulate::{Failures, Job, Policy, Recovery, Run, Setup, run_seeds, summarise};
+use prism_engine::spare::simulate::{
+    Failures, Job, Policy, Recovery, Run, Setup, run_seeds, run_with_timeline, summarise,
+};
 use prism_engine::spare::{SpareError, ruler};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -50,6 +56,9 @@ pub(crate) fn spare_law(name: &str, arguments: Vec<f64>) -> PyResult<f64> {
         ("checkpoint_interval", 3) => laws::checkpoint_interval(arguments[0], arguments[1], arguments[2]),
         ("availability", 3) => laws::availability(arguments[0], arguments[1], arguments[2]),
         ("masked_probability", 3) => laws::masked_probability(whole(0)?, whole(1)?, arguments[2]),
+        ("time_to_wipe_out", 4) => {
+            laws::with_repair(whole(0)?, whole(1)?, arguments[2], arguments[3]).map(|found| found.0)
+        }
         ("relative_time", 5) => laws::relative_time(whole(0)?, whole(1)?, arguments[2], arguments[3], arguments[4]),
         (name, count) => return Err(ConfigError::new_err(format!("no law {name:?} of {count} arguments"))),
     };
@@ -151,24 +160,34 @@ impl Layout {
 
     fn fail(&mut self, py: Python<'_>, groups: Vec<u32>) -> PyResult<Py<PyDict>> {
         let plan = self.inner.fail(&groups).map_err(from_spare)?;
-        let result = PyDict::new(py);
-        let action = match plan.action {
-            Action::Continue => "continue",
-            Action::Reorder => "reorder",
-            Action::WipeOut => "wipe-out",
-        };
-        result.set_item("action", action)?;
-        result.set_item("stacks", plan.stacks)?;
-        let moves: Vec<(u32, u32)> = plan.moves.iter().map(|moved| (moved.group, moved.shard)).collect();
-        result.set_item("moves", moves)?;
-        result.set_item("computed_by", plan.computed_by)?;
-        result.set_item("lost", plan.lost)?;
-        Ok(result.unbind())
+        plan_dict(py, plan)
+    }
+
+    /// Groups that had failed are live again.
+    fn rejoin(&mut self, py: Python<'_>, groups: Vec<u32>) -> PyResult<Py<PyDict>> {
+        let plan = self.inner.rejoin(&groups).map_err(from_spare)?;
+        plan_dict(py, plan)
     }
 
     fn reset(&mut self) {
         self.inner.reset();
     }
+}
+
+fn plan_dict(py: Python<'_>, plan: Plan) -> PyResult<Py<PyDict>> {
+    let result = PyDict::new(py);
+    let action = match plan.action {
+        Action::Continue => "continue",
+        Action::Reorder => "reorder",
+        Action::WipeOut => "wipe-out",
+    };
+    result.set_item("action", action)?;
+    result.set_item("stacks", plan.stacks)?;
+    let moves: Vec<(u32, u32)> = plan.moves.iter().map(|moved| (moved.group, moved.shard)).collect();
+    result.set_item("moves", moves)?;
+    result.set_item("computed_by", plan.computed_by)?;
+    result.set_item("lost", plan.lost)?;
+    Ok(result.unbind())
 }
 
 struct Options(Map<String, Value>);
@@ -240,7 +259,11 @@ pub(crate) fn spare_simulate_json(py: Python<'_>, options_json: &str) -> PyResul
     let threads = options.threads()?;
     let runs: Vec<Run> =
         py.detach(|| run_seeds(&setup, first..first.saturating_add(count), threads)).map_err(from_spare)?;
-    Ok(json!({ "summary": summarise(&runs), "runs": runs }).to_string())
+    let mut result = json!({ "summary": summarise(&runs), "runs": runs });
+    if options.take::<Option<bool>>("timeline")? == Some(true) {
+        result["timeline"] = json!(py.detach(|| run_with_timeline(&setup, first)).1);
+    }
+    Ok(result.to_string())
 }
 
 /// Recommends a set-up.
@@ -271,6 +294,35 @@ pub(crate) fn spare_frontier_json(py: Python<'_>, options_json: &str) -> PyResul
     let placements = placements.iter().map(|value| Options::placement(value, 0)).collect::<PyResult<Vec<_>>>()?;
     let (groups, redundancy): (u32, (u32, u32)) = (options.take("groups")?, options.take("redundancy")?);
     let times: (f64, f64, f64) = (options.take("save_s")?, options.take("restart_s")?, options.take("system_mtbf_s")?);
-    let rows = py.detach(|| plan::frontier(groups, redundancy, &placements, times)).map_err(from_spare)?;
+    let repair: Option<f64> = options.take("repair_s")?;
+    let rows = py.detach(|| plan::frontier(groups, redundancy, &placements, times, repair)).map_err(from_spare)?;
     serde_json::to_string(&rows).map_err(|error| from_json("frontier", &error))
+}
+
+fn from_job(error: JobError) -> PyErr {
+    ConfigError::new_err(error.to_string())
+}
+
+/// Groups and steps of a collected job.
+#[pyfunction]
+#[pyo3(signature = (graph, groups=None))]
+pub(crate) fn spare_anatomy_json(py: Python<'_>, graph: PyRef<'_, Graph>, groups: Option<u32>) -> PyResult<String> {
+    let graph = graph.inner(py)?;
+    let found = py.detach(|| Anatomy::of(&graph, groups)).map_err(from_job)?;
+    serde_json::to_string(&found).map_err(|error| from_json("anatomy", &error))
+}
+
+/// The job with steps of several stack entries, and groups that die: a list of the engine's `Step`s.
+#[pyfunction]
+#[pyo3(signature = (graph, steps_json, groups=None))]
+pub(crate) fn spare_stacked(
+    py: Python<'_>,
+    graph: PyRef<'_, Graph>,
+    steps_json: &str,
+    groups: Option<u32>,
+) -> PyResult<Graph> {
+    let steps: Vec<Step> = serde_json::from_str(steps_json).map_err(|error| from_json("steps", &error))?;
+    let graph = graph.inner(py)?;
+    let found = py.detach(|| Anatomy::of(&graph, groups).and_then(|anatomy| stacked(&graph, &anatomy, &steps)));
+    Ok(found.map_err(from_job)?.into())
 }

@@ -50,6 +50,42 @@ pub fn redundancy_rule(n: u32) -> Result<u32, SpareError> {
     Ok(floor(log2(f64::from(n)) + GAMMA_OVER_LN2) as u32)
 }
 
+/// Mean time to a wipe-out, seconds, and mean number of failed groups until then, if every failed group is whole again after
+/// `repair_s` and groups fail every `group_mtbf_s` on average.
+///
+/// Ours: a type is lost when the last of its `r` hosts fails while the others are down. With `p(t)` the chance that a group is
+/// down, that happens at the rate `N r (1 - p) p^(r-1) / m`; `p` rises as `1 - exp(-t/m)`, as if nothing were repaired, until
+/// it is `repair / (m + repair)`, where it stays. While it rises, the chance that no type is lost is `exp(-N p^r)`. Losses are
+/// taken for independent; the placement does not matter here.
+pub fn with_repair(n: u32, r: u32, group_mtbf_s: f64, repair_s: f64) -> Result<(f64, f64), SpareError> {
+    const PANELS: u32 = 4096;
+    /// Chances below `exp(-this)` are none.
+    const NEVER: f64 = 40.0;
+    check_redundancy(n, r)?;
+    let (mtbf, repair) = (positive("group_mtbf_s", group_mtbf_s)?, not_negative("repair_s", repair_s)?);
+    let (groups, hosts) = (f64::from(n), f64::from(r));
+    let settled = repair / (mtbf + repair);
+    let survival = |down: f64| exp(-groups * pow(down, hosts));
+    let end = settled.min(pow(NEVER / groups, 1.0 / hosts));
+    let (mut time, mut failed) = (0.0, 0.0);
+    let step = end / f64::from(PANELS);
+    for panel in 0..PANELS {
+        let down = (f64::from(panel) + 0.5) * step;
+        let passed = survival(down) * mtbf / (1.0 - down) * step;
+        (time, failed) = (time + passed, failed + passed * down * groups);
+    }
+    if end < settled {
+        return Ok((time, failed / time));
+    }
+    let rate = groups * hosts * (1.0 - settled) * pow(settled, hosts - 1.0) / mtbf;
+    let rest = survival(settled) / rate;
+    if !rest.is_finite() {
+        return Ok((f64::INFINITY, settled * groups));
+    }
+    let total = time + rest;
+    Ok((total, (failed + rest * settled * groups) / total))
+}
+
 /// Interval between checkpoints, seconds: `Tc = Ts + sqrt(Ts^2 + 2 Ts (Tf + Tr))`, where `Tf` is the mean time to a failure
 /// that stops the job. It maximises [`availability`].
 pub fn checkpoint_interval(save_s: f64, restart_s: f64, mtbf_s: f64) -> Result<f64, SpareError> {

@@ -136,7 +136,8 @@ impl Layout {
         }
         let mut moves = Vec::new();
         let action = self.lose(groups, &mut moves);
-        let lost = self.lost().collect();
+        let lost: Vec<u32> = self.lost().collect();
+        let action = if lost.is_empty() { action } else { Action::WipeOut };
         let computed_by = if action == Action::WipeOut { Vec::new() } else { self.computed_by() };
         Ok(Plan { action, stacks: self.stacks, moves, computed_by, lost })
     }

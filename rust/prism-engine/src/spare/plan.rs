@@ -4,7 +4,7 @@
 //! What the recommendation is compared with is simulated too. Nothing is invented: what would need an input that is not
 //! given (money, memory) is left out of the answer.
 
-use super::laws::{availability_at, checkpoint_interval, expected_masked, intervals};
+use super::laws::{availability_at, checkpoint_interval, expected_masked, intervals, with_repair};
 use super::layout::{Action, Layout};
 use super::placement::Placement;
 use super::simulate::{Failures, Job, Policy, Recovery, Setup, Summary, run_seeds, summarise};
@@ -249,13 +249,32 @@ fn candidates(question: &Question) -> Result<Vec<Candidate>, SpareError> {
 
 fn candidate(question: &Question, r: u32, placement: &Placement) -> Result<Candidate, SpareError> {
     let n = question.job.groups;
-    let masked = expected_masked(n, r, placement)?.0;
-    // Failures come ever more slowly as groups are lost.
-    let endured = (masked as u32).min(n - 1);
-    let to_wipe_out = system_mtbf(question) * (0..=endured).map(|k| f64::from(n) / f64::from(n - k)).sum::<f64>();
-    let stacks = mean_to(&stack_profile(n, r, placement)?, endured);
+    let profile = stack_profile(n, r, placement)?;
+    let (to_wipe_out, stacks) = match question.recovery.repair_s {
+        Some(repair) => repaired(n, r, system_mtbf(question), repair, &profile)?,
+        None => unrepaired(n, system_mtbf(question), expected_masked(n, r, placement)?.0, &profile),
+    };
     let (checkpoint_steps, expected) = closed_form(question, stacks, to_wipe_out)?;
     Ok(Candidate { r, placement: placement.clone(), checkpoint_steps, expected })
+}
+
+/// Longest time between restarts that is told apart from for ever, seconds.
+const FOR_EVER_S: f64 = 1e12;
+
+/// Mean time to a wipe-out, and mean stack entries until then, if so many failures are masked and nothing is repaired.
+fn unrepaired(n: u32, system_mtbf_s: f64, masked: f64, profile: &[f64]) -> (f64, f64) {
+    // Failures come ever more slowly as groups are lost.
+    let endured = (masked as u32).min(n - 1);
+    let every = system_mtbf_s * (0..=endured).map(|k| f64::from(n) / f64::from(n - k)).sum::<f64>();
+    (every, mean_to(profile, endured))
+}
+
+/// The same if failed groups are repaired: their number soon settles.
+fn repaired(n: u32, r: u32, system_mtbf_s: f64, repair_s: f64, profile: &[f64]) -> Result<(f64, f64), SpareError> {
+    let (every, failed) = with_repair(n, r, system_mtbf_s * f64::from(n), repair_s)?;
+    let at = |k: f64| profile[(k as usize).min(profile.len() - 1)];
+    let (low, part) = (libm::floor(failed), failed.fract());
+    Ok((every.min(FOR_EVER_S), at(low) + part * (at(low + 1.0) - at(low))))
 }
 
 /// Entries that the controller has the survivors compute after 0, 1, ... failures, averaged over a few random orders of failures
@@ -459,6 +478,7 @@ pub fn frontier(
     redundancy: (u32, u32),
     placements: &[Placement],
     (save_s, restart_s, system_mtbf_s): (f64, f64, f64),
+    repair_s: Option<f64>,
 ) -> Result<Vec<FrontierRow>, SpareError> {
     super::check_groups(n)?;
     super::positive("system_mtbf_s", system_mtbf_s)?;
@@ -468,23 +488,35 @@ pub fn frontier(
             if placement.offsets(n, r).is_err() && *placement != Placement::Disjoint {
                 continue;
             }
-            let masked = expected_masked(n, r, placement)?.0;
-            // Weibull law of the failures endured, scaled to the mean of this placement.
-            let quantile = |share: f64| {
-                let of = |x: f64| libm::pow(x, 1.0 / f64::from(r));
-                masked * of(-libm::log(1.0 - share)) / libm::tgamma(1.0 + 1.0 / f64::from(r))
-            };
             let profile = stack_profile(n, r, placement)?;
-            let at = |masked: f64| -> Result<(f64, f64, f64, f64), SpareError> {
-                let endured = (masked as u32).min(n - 1);
-                let every = system_mtbf_s * (0..=endured).map(|k| f64::from(n) / f64::from(n - k)).sum::<f64>();
+            let masked = expected_masked(n, r, placement)?.0;
+            let (every, stacks) = match repair_s {
+                Some(repair) => repaired(n, r, system_mtbf_s, repair, &profile)?,
+                None => unrepaired(n, system_mtbf_s, masked, &profile),
+            };
+            let at = |every: f64, stacks: f64| -> Result<(f64, f64, f64), SpareError> {
                 let interval = checkpoint_interval(save_s, restart_s, every)?;
                 let available = availability_at(interval, save_s, restart_s, every)?;
-                Ok((every, mean_to(&profile, endured), interval, available))
+                Ok((interval, available, stacks / available))
             };
-            let (restart_every_s, stacks, interval_s, availability) = at(masked)?;
-            let relative = |masked: f64| at(masked).map(|(_, stacks, _, available)| stacks / available);
-            let (early, usual, late) = (relative(quantile(0.1))?, stacks / availability, relative(quantile(0.9))?);
+            // Quantiles of the time between restarts: the Weibull law of the failures endured, scaled to the mean of this
+            // placement; with repairs a wipe-out is without memory.
+            let quantile = |share: f64| match repair_s {
+                Some(_) => (every * -libm::log(1.0 - share), stacks),
+                None => {
+                    let of = |x: f64| libm::pow(x, 1.0 / f64::from(r));
+                    let endured = masked * of(-libm::log(1.0 - share)) / libm::tgamma(1.0 + 1.0 / f64::from(r));
+                    unrepaired(n, system_mtbf_s, endured, &profile)
+                }
+            };
+            let (interval_s, availability, usual) = at(every, stacks)?;
+            let relative = |share: f64| {
+                let (every, stacks) = quantile(share);
+                at(every, stacks).map(|(_, _, relative)| relative)
+            };
+            let (early, late) = (relative(0.1)?, relative(0.9)?);
+            let masked = if repair_s.is_some() { every / system_mtbf_s - 1.0 } else { masked };
+            let restart_every_s = every;
             rows.push(FrontierRow {
                 r,
                 placement: placement_name(placement),

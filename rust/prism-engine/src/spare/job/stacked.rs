@@ -88,8 +88,9 @@ enum Part {
     Dead,
 }
 
-/// What tells op programs apart: the original one, its communicators between groups, and the group's parts.
-type Key = (TemplateId, Vec<bool>, Vec<Part>);
+/// What tells op programs apart: the original one, the sizes of its communicators between groups after each failure (none:
+/// not between groups), and the group's parts.
+type Key = (TemplateId, Vec<Vec<usize>>, Vec<Part>);
 
 struct Writer<'a> {
     graph: &'a Graph,
@@ -100,7 +101,7 @@ struct Writer<'a> {
     failure: NameId,
     /// Communicators between groups after each failure: by number of failures from 1, then by old number.
     shrunk: Vec<BTreeMap<u32, CommId>>,
-    /// Number of failures before each step, and that of the groups' deaths.
+    /// In which of the failures, from 1, a group dies.
     death_of: BTreeMap<u32, usize>,
     /// Programs, and for each of their ops that of the original.
     programs: IndexMap<Key, (TemplateId, Vec<u32>)>,
@@ -136,8 +137,7 @@ impl<'a> Writer<'a> {
         let template = self.graph.rank_template(rank);
         let slots = self.graph.rank_slots(rank);
         let group = self.anatomy.group_of[rank.index()];
-        let is_cross = slots.iter().map(|comm| self.anatomy.is_cross[*comm as usize]).collect();
-        let key = (template, is_cross, self.parts(group));
+        let key = (template, slots.iter().map(|comm| self.sizes(*comm)).collect(), self.parts(group));
         if !self.programs.contains_key(&key) {
             let (ops, sources) = self.program(rank, &key.2)?;
             let name = format!("{} {}", self.graph.template(template).name(), self.programs.len());
@@ -163,6 +163,22 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
+    /// Members of a communicator between groups, at first and after each failure.
+    fn sizes(&self, comm: u32) -> Vec<usize> {
+        if !self.anatomy.is_cross[comm as usize] {
+            return Vec::new();
+        }
+        let members = self.graph.comm_members(CommId(comm));
+        let left = |failures: usize| members.iter().filter(|rank| !self.is_dead(**rank, failures)).count();
+        (0..=self.shrunk.len()).map(left).collect()
+    }
+
+    /// Has the rank died in one of the first `failures`?
+    fn is_dead(&self, rank: u32, failures: usize) -> bool {
+        let death = self.death_of.get(&self.anatomy.group_of[rank as usize]);
+        death.is_some_and(|death| *death <= failures)
+    }
+
     fn parts(&self, group: u32) -> Vec<Part> {
         let mut is_dead = false;
         let part = |step: &Step| {
@@ -185,7 +201,15 @@ impl<'a> Writer<'a> {
         let view = self.graph.template(self.graph.rank_template(rank));
         let ops: Vec<Op> = view.iter().collect();
         let (prelude, bodies, _) = bodies(&ops);
-        let mut text = Text { writer: self, rank, source: &ops, ops: Vec::new(), sources: Vec::new(), groups: (0, 0), failures: 0 };
+        let mut text = Text {
+            writer: self,
+            rank,
+            source: &ops,
+            ops: Vec::new(),
+            sources: Vec::new(),
+            groups: (0, 0),
+            failures: 0,
+        };
         text.copy(prelude, |_| true)?;
         for (number, part) in parts.iter().enumerate() {
             let body = &bodies[number.min(bodies.len() - 1)];
@@ -273,10 +297,19 @@ impl Text<'_> {
         let (range, last) = (body.ops.start..self.end(body), body.ops.end - 1);
         let wanted: Vec<usize> = range.filter(|at| self.is_cross(&self.source[*at])).chain([last]).collect();
         let copy = self.ops.len() as u64;
-        // The end of the iteration is that of everything issued to its stream.
         for at in wanted {
             if at == last {
+                // The end of the iteration is that of everything issued to its stream, on which nothing is done here.
                 self.sync();
+                self.insert(OpKind::Compute {
+                    duration: SimTime::ZERO,
+                    name: self.writer.failure,
+                    class: ComputeClass::Kernel,
+                    provenance: Provenance::Default,
+                });
+                if let Some(op) = self.ops.last_mut() {
+                    op.stream = self.source[at].stream;
+                }
             }
             self.push(at as u32, self.source[at], copy)?;
         }
@@ -351,10 +384,7 @@ impl Text<'_> {
         let before = slots[..slot.index()].iter().filter(|comm| self.writer.anatomy.is_cross[**comm as usize]).count();
         let all = slots.iter().filter(|comm| self.writer.anatomy.is_cross[**comm as usize]).count();
         *slot = SlotId((slots.len() + (self.failures - 1) * all + before) as u32);
-        let dead = |rank: &u32| {
-            let death = self.writer.death_of.get(&self.writer.anatomy.group_of[*rank as usize]);
-            death.is_some_and(|death| *death <= self.failures)
-        };
+        let dead = |rank: &u32| self.writer.is_dead(*rank, self.failures);
         let members = graph.comm_members(CommId(old));
         let left = members.len() - members.iter().filter(|rank| dead(rank)).count();
         match kind {
@@ -364,7 +394,9 @@ impl Text<'_> {
             }
             CollectiveKind::Broadcast | CollectiveKind::Reduce => {
                 let Some(rank) = members.get(*root as usize).filter(|rank| !dead(rank)) else {
-                    return Err(JobError::Unfit(format!("a group that has died is the root of a {kind:?} between groups")));
+                    return Err(JobError::Unfit(format!(
+                        "a group that has died is the root of a {kind:?} between groups"
+                    )));
                 };
                 *root = members.iter().take_while(|other| *other != rank).filter(|other| !dead(other)).count() as u32;
             }

@@ -158,8 +158,7 @@ impl<'a> Simulation<'a> {
         let live = self.live();
         let latest = if job.jitter == 0.0 { 0.0 } else { largest_normal(&mut self.random, live) };
         let job = &self.setup.job;
-        let computed = (job.compute_s * (entries + spread * job.jitter * latest)).max(0.0) + job.data_s * entries;
-        computed.max(job.prefetch_s * self.setup.held())
+        (job.compute_s * (entries + spread * job.jitter * latest)).max(0.0) + job.data_s * entries
     }
 
     fn entries(&self) -> f64 {
@@ -177,7 +176,7 @@ impl<'a> Simulation<'a> {
         let entries = self.entries();
         self.stack_sum += entries;
         self.steps_run += 1;
-        let computed = self.compute(entries);
+        let computed = self.compute(entries).max(self.setup.job.prefetch_s * self.setup.held());
         let all_reduce = self.setup.job.all_reduce_s;
         let struck = self.strike(self.now + computed + all_reduce);
         if struck.is_empty() {

@@ -4,4 +4,5 @@
 
 mod controller;
 mod policies;
+mod recovery;
 mod vectors;

@@ -6,7 +6,7 @@ use prism_engine::spare::simulate::{
 };
 use std::num::NonZeroU32;
 
-fn setup(policy: Policy) -> Setup {
+pub(super) fn setup(policy: Policy) -> Setup {
     let needs_repair = matches!(policy, Policy::Elastic | Policy::Spares { .. });
     Setup {
         job: Job { groups: 60, steps: 2000, compute_s: 10.0, all_reduce_s: 1.0, jitter: 0.05, ..Job::default() },
@@ -32,7 +32,7 @@ fn setup(policy: Policy) -> Setup {
     }
 }
 
-fn spare(r: u32) -> Policy {
+pub(super) fn spare(r: u32) -> Policy {
     Policy::Spare { r, placement: Placement::Golomb }
 }
 

@@ -188,17 +188,20 @@ fn is_near(value: &Value, expected: &Value, tolerance: &Value) -> bool {
     }
 }
 
-#[test]
+/// Vectors of one evidence class: how many there are, and which do not hold.
 #[allow(clippy::print_stderr, reason = "says why it is skipped")]
-fn the_vectors_hold() {
+fn check(evidence: &str, expected: usize) {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/spare/vectors.json");
     let Ok(text) = std::fs::read_to_string(&file) else {
         eprintln!("skipped: {} is not there", file.display());
         return;
     };
     let vectors: Value = serde_json::from_str(&text).unwrap();
+    let of_class = |vector: &&Value| vector["evidence"].as_str().unwrap().starts_with(evidence);
+    let vectors: Vec<&Value> = vectors["vectors"].as_array().unwrap().iter().filter(of_class).collect();
+    assert_eq!(vectors.len(), expected, "vectors whose evidence is {evidence:?}");
     let mut wrong = Vec::new();
-    for vector in vectors["vectors"].as_array().unwrap() {
+    for vector in vectors {
         let id = vector["id"].as_str().unwrap();
         let value = answer(id, &vector["inputs"]);
         if !is_near(&value, &vector["value"], &vector["tolerance"]) {
@@ -206,4 +209,24 @@ fn the_vectors_hold() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn exact_vectors_hold() {
+    check("exact", 31);
+}
+
+#[test]
+fn vectors_of_the_published_formulas_hold() {
+    check("published formula", 13);
+}
+
+#[test]
+fn vectors_of_simulated_failure_orders_hold() {
+    check("monte-carlo", 12);
+}
+
+#[test]
+fn vectors_of_the_published_simulator_hold() {
+    check("authors", 3);
 }
