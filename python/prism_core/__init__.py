@@ -20,7 +20,9 @@ from prism_core.errors import (
     UnknownValueError,
 )
 from prism_core.export import export
+from prism_core.page import write_report
 from prism_core.replay import ReplayResult, inspect, replay
+from prism_core.sweep import sweep
 
 __version__ = tool_version()
 
@@ -46,5 +48,7 @@ __all__ = [
     "export",
     "inspect",
     "replay",
+    "sweep",
     "synthetic",
+    "write_report",
 ]

@@ -387,15 +387,21 @@ def _options(
         raise typer.Exit
 
 
+#: Exit code of an interrupted command: 128 + SIGINT.
+_INTERRUPTED = 130
+
+
 def main() -> NoReturn:
     """Entry point: errors become one line, or one JSON document with `--json`, and an exit code."""
     arguments = sys.argv[1:]
     as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
     try:
         code = typer.main.get_command(app).main(arguments, prog_name="prism", standalone_mode=False)
+        if code == _INTERRUPTED:  # typer has caught it
+            sys.stderr.write("prism: interrupted\n")
     except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("prism: interrupted\n")
-        code = 130
+        code = _INTERRUPTED
     except Exception as error:
         if not isinstance(error, (PrismError, OSError)) and not _is_usage_error(error):
             raise

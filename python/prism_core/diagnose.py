@@ -14,7 +14,8 @@ from prism_core.config import check_slow
 from prism_core.errors import ConfigError
 from prism_core.perturb import Perturb, perturbation_text
 from prism_core.replay import open_graph
-from prism_core.report import ranks_text, read_run
+from prism_core.report import ranks_text
+from prism_core.run_diagnosis import diagnose_run
 
 _SHOWN = 8
 _WIDTH = 100
@@ -51,7 +52,13 @@ def diagnose(
         if Path(source).is_dir():
             if slow or perturb:
                 raise ConfigError(f"{source} is a run folder: slow and perturb change a graph, the run is over")
-            return _diagnose_run(Path(source))
+            how: dict[str, Any] = {
+                "iteration": iteration,
+                "sensitivities": sensitivities,
+                "top": top,
+                "card_bytes": card_bytes,
+            }
+            return diagnose_run(Path(source), card_bytes, lambda graph, **changes: diagnose(graph, **changes, **how))
         source = open_graph(source)
     options = {
         "slow": check_slow(slow or {}, source.world_size),
@@ -65,32 +72,12 @@ def diagnose(
     return document
 
 
-def _diagnose_run(folder: Path) -> dict[str, Any]:
-    """What the summary of a run says about its failure."""
-    summary, _ = read_run(folder)
-    error = summary["error"]
-    ranks = [
-        {key: rank[key] for key in ("rank", "iterations", "last_op", "exit_code")}
-        for rank in summary["ranks"]
-        if error or rank["exit_code"]
-    ]
-    iterations = len(summary["iteration_time_ns"])
-    message = error["message"] if error else f"the run is complete: {iterations} iterations, no error"
-    return {
-        "headline": message.splitlines()[0],
-        "world_size": summary["world_size"],
-        "run": {"error": error, "command": summary["command"], "sandbox": summary["sandbox"], "ranks": ranks},
-        "iteration_time_ns": summary["iteration_time_ns"],
-        "notes": summary["notes"],
-    }
-
-
 def diagnose_text(document: Mapping[str, Any]) -> str:
     """What `prism diagnose` prints."""
-    if "run" in document:
-        body = _run_lines(document)
-    else:
-        body = _hang_lines(document["hang"]) if document["hang"] else _time_lines(document)
+    body = list(_run_lines(document)) if "run" in document else []
+    job = document.get("job") if "run" in document else document
+    if job:
+        body += _hang_lines(job["hang"]) if job["hang"] else _time_lines(job)
     notes = (_wrapped(f"note: {note}") for note in document["notes"])
     return "\n".join([_wrapped(document["headline"]), *body, *notes])
 

@@ -105,7 +105,9 @@ _HINTS: dict[type[PrismError], str] = {
 def hint_for(error: Exception) -> str | None:
     """What to do about an error, if there is more to say than its message."""
     if isinstance(error, RankFailedError) and "out of memory" in str(error).lower():
-        return "`prism diagnose RUN` says what the card holds; a smaller micro batch, or recomputing, needs less"
+        return (
+            "a smaller micro batch, recomputing or more shards need less; `prism diagnose RUN` says how much is missing"
+        )
     return next((hint for kind, hint in _HINTS.items() if isinstance(error, kind)), None)
 
 

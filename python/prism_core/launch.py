@@ -504,6 +504,8 @@ def _rank_failure(rank: int, result: GroupResult, ranks: dict[int, RankStatus], 
     message = f"rank {rank} ended with exit code {code} {where} (output: {path}){_last_words(path)}"
     if result.uncatchable is not None and not status.connected:
         message += f"; {result.uncatchable}"
+    if "CUDA out of memory" in _read_tail(path):
+        message += "; it ran out of memory on its device"
     return RankFailedError(message, rank=rank, returncode=code, last_op=status.last_op)
 
 

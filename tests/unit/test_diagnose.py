@@ -154,6 +154,47 @@ def test_the_command_prints_one_document(
     assert json.loads("{" + document)["waiting"]["culprit"]["ranks"] == [5]
 
 
+OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.11 GiB "
+    "of which 9.11 GiB is free. Including non-PyTorch memory, this process has 70.00 GiB memory in use.\n"
+)
+
+
+def test_a_run_out_of_memory_names_rank_op_and_by_how_much(tmp_path: Path) -> None:
+    run = run_folder(tmp_path, {"kind": "RankFailedError", "message": "rank 5 ended with exit code 1", "rank": 5}, 1)
+    (run / "logs").mkdir()
+    (run / "logs/rank-5.log").write_text("x" * 100_000 + OOM)
+    found = prism_core.diagnose(run)
+    assert found["headline"] == (
+        "out of memory: rank 5 asks for 20.00 GiB in iteration 2, after AllReduce; its card of 79.11 GiB has 9.11 GiB "
+        "left: 10.89 GiB too little"
+    )
+    assert (found["memory"]["rank"], found["memory"]["over_by_bytes"]) == (5, (20 << 30) - round(9.11 * (1 << 30)))
+    assert diagnose_text(found).startswith("out of memory: rank 5")
+
+
+def test_a_complete_run_is_explained_by_its_graph(tmp_path: Path) -> None:
+    job, run = tmp_path / "job.prism", run_folder(tmp_path, None, 0)
+    graph([COMPUTE, REDUCE], ranks=["0-7"]).save(str(job))
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "timing.json").write_text(json.dumps({"graph": str(job)}))
+    found = prism_core.diagnose(run)
+    assert found["headline"].startswith("nothing wrong found: no rank holds up the others")
+    assert len(diagnose_text(found).splitlines()) <= 40, "one screen"
+    (run / "summary.json").write_text(json.dumps(summary | {"slow": {"5": 1.3}}))
+    found = prism_core.diagnose(run)
+    assert found["headline"].startswith("rank 5 holds up the others") and found["job"]["waiting"]["culprit"][
+        "ranks"
+    ] == [5]
+    peaks = {"peak_device_bytes": 50 << 30, "peak_reserved_bytes": 49 << 30, "nccl_buffer_bytes": 1 << 30}
+    summary["ranks"][0] |= peaks
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert prism_core.diagnose(run, card_bytes=80 << 30)["memory"] is None
+    found = prism_core.diagnose(run, card_bytes=40 << 30)
+    assert found["headline"].startswith("out of memory on such a card: rank 5 needs 51.00 GiB")
+    assert found["memory"]["over_by_bytes"] == 11 << 30
+
+
 def test_ranks_are_told_as_ranges() -> None:
     assert ranks_text([3]) == "rank 3"
     assert ranks_text([0, 1, 2, 7]) == "ranks 0-2,7"

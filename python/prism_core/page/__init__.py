@@ -6,6 +6,7 @@ are files of their own in `templates`. The same content gives the same bytes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from prism_core.page.content import Content, gather_job, gather_run
 from prism_core.page.render import render
 from prism_core.report import SUMMARY, TIMING, read_run, to_json
 
-__all__ = ["REPORT", "Content", "gather", "gather_job", "gather_run", "render", "write_run"]
+__all__ = ["REPORT", "Content", "gather", "gather_job", "gather_run", "render", "write_report", "write_run"]
 
 REPORT = "report.html"
 
@@ -39,3 +40,26 @@ def gather(source: Path, graph: Path | None = None, **how: Any) -> Content:
     summary, timing = read_run(source)
     recorded = Path(timing.get("graph", ""))
     return gather_run(source, summary, timing, graph or (recorded if recorded.is_file() else None))
+
+
+def write_report(
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    graph: str | os.PathLike[str] | None = None,
+    **how: Any,
+) -> Content:
+    """Writes one self-contained HTML page about a graph file or a run folder, as `prism report -o` does.
+
+    Args:
+        source: A graph file or a run folder.
+        output: The file to write.
+        graph: The graph of a run. By default the one it ran against, where that is still there.
+        how: `slow`, `perturb`, `iteration`, `card_bytes`, as for `gather_job` (graphs only).
+
+    Returns:
+        What the page is made of.
+    """
+    content = gather(Path(source), None if graph is None else Path(graph), **how)
+    Path(output).write_text(render(content), encoding="utf-8")
+    return content
