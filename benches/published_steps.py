@@ -135,10 +135,11 @@ def dense_rows(folder: Path) -> list[Row]:
 def vtrain_rows(path: Path, group: str) -> list[Row]:
     """GPT models that vTrain measured on A100; each of its nodes has 800 Gb/s, half of the profile's."""
     profile = changed(read_profile("a100-sxm"), {"network.nic_bytes_per_s": 12_500_000_000})
-    return [
-        Row(f"vTrain {layout.layers}x{layout.hidden}", f"{layout.layers}x{layout.hidden}", group, layout, gpus, profile, ms / 1e3)
-        for layout, gpus, ms in _vtrain(path)
-    ]  # fmt: skip
+    rows = []
+    for layout, gpus, ms in _vtrain(path):
+        model = f"{layout.layers}x{layout.hidden}"
+        rows.append(Row(f"vTrain {model}", model, group, layout, gpus, profile, ms / 1e3))
+    return rows
 
 
 def _vtrain(path: Path) -> Iterator[tuple[Layout, int, float]]:

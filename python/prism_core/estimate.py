@@ -240,7 +240,8 @@ def estimate(layout: Layout, profile: str, kernels: Sequence[str] = ()) -> dict[
         layers=layout.places // layout.pp, interleave=layout.vp,
         forward_ns=round(forward / 2), backward_ns=round(backward / 2),
         tensor_bytes=round(activation * recomputed * (1 - layout.tp_overlap)) if layout.tp > 1 else 0,
-        activation_bytes=activation,
+        # Each of the tensor-parallel ranks sends its part (Megatron gathers them within the node).
+        activation_bytes=activation // layout.tp,
         gradient_bytes=0 if layout.dp_overlap or layout.fully_sharded else gradients,
     )  # fmt: skip
     replayed = json.loads(_native.replay_json(graph, json.dumps({"profile": profile})))

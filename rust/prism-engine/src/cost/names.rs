@@ -36,7 +36,7 @@ const FAMILIES: [(Family, &[&str]); 9] = [
         &["layer_norm", "LayerNorm", "rms_norm", "RMSNorm", "batch_norm", "bn_", "GammaBeta", "norm_"],
     ),
     (Family::Softmax, &["softmax", "SoftMax", "nll_loss", "cross_entropy"]),
-    (Family::Gemm, &["gemm", "gemv", "Gemm", "cutlass", "nvjet", "cublas", "splitKreduce", "matmul"]),
+    (Family::Gemm, &["gemm", "gemv", "Gemm", "bmm_", "cutlass", "nvjet", "cublas", "splitKreduce", "matmul"]),
     (Family::Convolution, &["conv", "winograd", "implicit_"]),
     (Family::Embedding, &["embedding", "indexSelect", "index_", "gather", "scatter"]),
     (Family::Copy, &["copy", "CatArray", "transpose", "permute"]),
@@ -132,7 +132,8 @@ fn family(name: &str) -> Family {
     if name.starts_with("triton_red_") || name.starts_with("triton_per_") {
         return Family::Reduction;
     }
-    if name.contains("dropout_kernel") || name.contains("distribution_elementwise") {
+    if name.contains("dropout_kernel") || name.contains("rotary_embedding") || name.contains("distribution_elementwise")
+    {
         return Family::Elementwise;
     }
     let found = FAMILIES.iter().find(|(_, parts)| parts.iter().any(|part| name.contains(part)));

@@ -194,7 +194,8 @@ pub(crate) unsafe fn launched(kernel: &Kernel, grid: Dim3, block: Dim3, argument
         }
         Plan::Through { writer, steps, size } => {
             let is_held = hold::launch(*writer);
-            let mut touched = size.is_blocks().then(Touched::new);
+            // SAFETY: the contract of this function.
+            let mut touched = size.is_blocks().then(|| Touched::new(unsafe { size.elements(arguments) }));
             if let Some(blocks) = blocks::existing() {
                 for step in steps {
                     // SAFETY: the contract of this function.
