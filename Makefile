@@ -66,6 +66,11 @@ test-rust:  ## Rust tests
 test-python: dev programs  ## Python and end-to-end tests
 	$(PY) -m pytest
 
+.PHONY: test-te
+test-te: dev programs  ## Transformer Engine: builds it in the venv (2 GB of downloads, some 8 minutes) and runs its tests
+	$(PY) scripts/build_te.py
+	$(PY) -m pytest tests/integration/test_transformer_engine.py
+
 .PHONY: loom
 loom:  ## model-check the ring under every interleaving
 	RUSTFLAGS="--cfg prism_loom" cargo test --locked --release -p prism-wire --target-dir target/loom loom
