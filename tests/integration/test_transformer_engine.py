@@ -1,4 +1,4 @@
-"""Transformer Engine on the emulated device: the real library and its real torch extension (`make test-te` builds them)."""
+"""Transformer Engine on the emulated device: the real library and its torch extension (`make test-te` builds both)."""
 
 from __future__ import annotations
 
