@@ -70,6 +70,11 @@ test-python: dev programs  ## Python and end-to-end tests
 slicing: dev programs  ## the graph of a few ranks against that of all, for every kind of job (tens of minutes)
 	$(PY) benches/slicing.py
 
+.PHONY: test-te
+test-te: dev programs  ## Transformer Engine: builds it in the venv (2 GB of downloads, some 8 minutes) and runs its tests
+	$(PY) scripts/build_te.py
+	$(PY) -m pytest tests/integration/test_transformer_engine.py
+
 .PHONY: loom
 loom:  ## model-check the ring under every interleaving
 	RUSTFLAGS="--cfg prism_loom" cargo test --locked --release -p prism-wire --target-dir target/loom loom

@@ -3,7 +3,7 @@
     torchrun ... megatron_gpt.py --tp 8 --pp 8 --vpp 2 --cp 2 --distributed-optimizer
     torchrun ... megatron_gpt.py --tp 2 --ep 4 --experts 8
 
-It knows nothing of `prism_core`. Needs no Apex and no Transformer Engine.
+It knows nothing of `prism_core`. Needs no Apex, and Transformer Engine only with `--te`.
 """
 
 import argparse
@@ -17,7 +17,10 @@ from megatron.core import parallel_state as mpu
 from megatron.core import tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.enums import ModelType
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.num_microbatches_calculator import get_num_microbatches, init_num_microbatches_calculator
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -43,6 +46,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--overlap", action="store_true")
     parser.add_argument("--recompute", action="store_true")
     parser.add_argument("--fp16", action="store_true")
+    parser.add_argument("--te", action="store_true", help="layers of Transformer Engine")
+    parser.add_argument("--fp8", action="store_true", help="with --te: delayed scaling")
     parser.add_argument("--layers", type=int, default=0, help="default: two per pipeline stage")
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--heads", type=int, default=16)
@@ -134,18 +139,33 @@ def model_config(args: argparse.Namespace) -> TransformerConfig:
         persist_layer_norm=False,
         masked_softmax_fusion=False,
         gradient_accumulation_fusion=False,
+        **(dict(fp8="hybrid", fp8_recipe="delayed") if args.fp8 else {}),
+        **(dict(moe_grouped_gemm=True) if args.te and args.experts else {}),
         **(recompute if args.recompute else {}),
         **moe,
     )
 
 
 def layer_spec(args: argparse.Namespace):
-    """megatron-core's own layer, with a norm and an attention that need no extension."""
+    """Transformer Engine's layer, or megatron-core's own with a norm and an attention that need no extension."""
+    if args.te:
+        return get_gpt_layer_with_transformer_engine_spec(
+            num_experts=args.experts or None, moe_grouped_gemm=bool(args.experts)
+        )
     spec = get_gpt_layer_local_spec(num_experts=args.experts or None, normalization="RMSNorm")
     spec.submodules.input_layernorm = SequenceNorm
     spec.submodules.pre_mlp_layernorm = SequenceNorm
     spec.submodules.self_attention.submodules.core_attention = HeadExchangeAttention
     return spec
+
+
+def final_norm(args: argparse.Namespace):
+    """The norm after the last layer."""
+    if not args.te:
+        return SequenceNorm
+    from megatron.core.extensions.transformer_engine import TENorm
+
+    return TENorm
 
 
 def build_model(args: argparse.Namespace, config: TransformerConfig) -> list[torch.nn.Module]:
@@ -157,7 +177,7 @@ def build_model(args: argparse.Namespace, config: TransformerConfig) -> list[tor
         last = mpu.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
         layer = layer_spec(args)
         layers = get_num_layers_to_build(config, vp_stage=vp_stage)
-        block = TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=SequenceNorm)
+        block = TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=final_norm(args))
         model = GPTModel(
             config=config,
             transformer_layer_spec=block,
