@@ -416,4 +416,5 @@ def install() -> None:
     }
     finder = AfterImport(actions)
     sys.meta_path.insert(0, finder)
+    sibling("checkpoint").install(finder.add)
     install_values(finder)
