@@ -9,6 +9,7 @@ from prism_core.emulate import emulate_program as emulate
 from prism_core.errors import (
     ConfigError,
     DeadlockError,
+    DeviceMemoryError,
     GraphFormatError,
     MismatchError,
     PrismError,
@@ -29,6 +30,7 @@ __version__ = tool_version()
 __all__ = [
     "ConfigError",
     "DeadlockError",
+    "DeviceMemoryError",
     "Graph",
     "GraphFormatError",
     "MismatchError",

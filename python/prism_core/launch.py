@@ -64,6 +64,8 @@ _NOT_CAUGHT = re.compile(r"^prism: (.*(?:not emulated|namespace of its own).*)$"
 _UNKNOWN_VALUE = re.compile(r"^prism: (the host reads .*|cannot use the rules .*)$", re.MULTILINE)
 #: PyTorch's text when the emulated card is full.
 _OUT_OF_MEMORY = re.compile(r"^.*?OutOfMemoryError: (CUDA out of memory\. .*)$", re.MULTILINE)
+#: The last line of a traceback.
+_ERROR = re.compile(r"^(?:\[rank\d+\]: ?)?[\w.]+(?:Error|Exception): .*$", re.MULTILINE)
 #: A line of a traceback.
 _FRAME = re.compile(r'^.*?File "([^"]+)", line (\d+), in ', re.MULTILINE)
 HOW_TO_INSTALL_TORCH = "install it with `python -m prism_core.slim`"
@@ -496,8 +498,10 @@ def _rank_failure(rank: int, result: GroupResult, ranks: dict[int, RankStatus], 
         return ShimError(f"rank {rank} ran without the preloaded libraries: ask `prism doctor` ({path})")
     if _NO_TORCH.search(_read_tail(path)) and not status.connected:
         return TorchMissingError(f"rank {rank} cannot import PyTorch: {HOW_TO_INSTALL_TORCH} ({path})")
-    if (full := _OUT_OF_MEMORY.search(_read_tail(path))) is not None:
-        return _out_of_memory(rank, code, status, full, path)
+    full = list(_OUT_OF_MEMORY.finditer(_read_tail(path)))
+    # A program may have caught it and died of something else.
+    if full and _ERROR.search(full[-1].string, full[-1].end()) is None:
+        return _out_of_memory(rank, code, status, full[-1], path)
     where = "before its first op"
     if status.last_op:
         where = f"after {status.iterations} iterations, last op: {status.last_op}"

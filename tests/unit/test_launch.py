@@ -238,6 +238,9 @@ def test_a_full_card_names_rank_step_op_and_line(tmp_path: Path) -> None:
     assert isinstance(failure, DeviceMemoryError) and (failure.rank, failure.returncode) == (3, 1)
     assert f"rank 3 ran out of device memory in iteration {failure.iteration}" in str(failure)
     assert f", at /home/me/train.py:7: {text} 40 GiB is free." in str(failure)
+    script.write_text(script.read_text() + "\n[rank3]: ValueError: something else")
+    _, _, other = run(f"cat {script}; exit 1", tmp_path, [3])
+    assert not isinstance(other, DeviceMemoryError), "it went on after that"
     entry = error_entry(failure)
     assert entry["kind"] == "DeviceMemoryError" and entry["iteration"] == failure.iteration
 

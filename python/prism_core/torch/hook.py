@@ -440,4 +440,5 @@ def hook_pytorch(library: Library, finder: AfterImport) -> None:
     finder.add("torch.cuda", install_cuda)
     finder.add("torch.optim.optimizer", iterations.install_optimizer)
     finder.add("torch.nn.modules.module", iterations.install_module)
+    sibling("checkpoint").install(finder.add)
     install_values(finder)
