@@ -66,6 +66,11 @@ test-rust:  ## Rust tests
 test-python: dev programs  ## Python and end-to-end tests
 	$(PY) -m pytest
 
+.PHONY: test-ray
+test-ray: dev  ## slices of a collection on a two-node Ray cluster on loopback (installs the extra `ray`, 70 MB)
+	$(PY) -m pip install --quiet --disable-pip-version-check "$$($(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml","rb"))["project"]["optional-dependencies"]["ray"])')"
+	$(PY) -m pytest tests/integration/test_ray.py
+
 .PHONY: loom
 loom:  ## model-check the ring under every interleaving
 	RUSTFLAGS="--cfg prism_loom" cargo test --locked --release -p prism-wire --target-dir target/loom loom
