@@ -75,6 +75,11 @@ test-te: dev programs  ## Transformer Engine: builds it in the venv (2 GB of dow
 	$(PY) scripts/build_te.py
 	$(PY) -m pytest tests/integration/test_transformer_engine.py
 
+.PHONY: test-ray
+test-ray: dev  ## slices of a collection on a two-node Ray cluster on loopback (installs the extra `ray`, 70 MB)
+	$(PY) -m pip install --quiet --disable-pip-version-check "$$($(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml","rb"))["project"]["optional-dependencies"]["ray"])')"
+	$(PY) -m pytest tests/integration/test_ray.py
+
 .PHONY: loom
 loom:  ## model-check the ring under every interleaving
 	RUSTFLAGS="--cfg prism_loom" cargo test --locked --release -p prism-wire --target-dir target/loom loom

@@ -114,6 +114,7 @@ def collect(
     slice_size: Annotated[int, typer.Option("--slice", help="Ranks in play at a time; 0: as --jobs.", min=0)] = 0,
     slice_order: Annotated[str, typer.Option(help="ascending, descending or random (by --seed).")] = "ascending",
     part: Annotated[str | None, typer.Option(help="Run a share of the ranks only.", metavar="I/N")] = None,
+    executor: Annotated[str, typer.Option(help="Who runs slices: local or ray.")] = "local",
     memory_limit: Annotated[int, typer.Option(help="MiB of recordings in memory.", min=1)] = 1024,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget ranks that an unfinished run has left.")] = False,
     as_json: Json = False,
@@ -124,6 +125,7 @@ def collect(
         seed=seed, jobs=jobs, exact=exact, rules=rules, strict_values=strict_values, kernels=kernels or (),
         host_time=host_time, fork_server=fork_server, slice_size=slice_size, slice_order=slice_order, fresh=fresh,
         part=None if part is None else parse_part(part), memory_bytes=memory_limit << 20,
+        executor=executor,
     )  # fmt: skip
     text = reports.collect_text if part is None else reports.part_text
     _say(run_collect(config, Progress(enabled=wants_progress(progress))), text, as_json)

@@ -24,11 +24,12 @@ from prism_core.environment import Placement
 from prism_core.errors import ConfigError, SessionError
 from prism_core.fit import META as MEMORY_META
 from prism_core.fit import Card, job_memory, rank_memory, to_meta
+from prism_core.executors import check_executor, cut, keep_outcome, run_on_ray
 from prism_core.forks import ForkStarter, NoFork, choose_starter
 from prism_core.kernels import read_tables
 from prism_core.launch import RankGroup, Seat, await_engine, failure_of, log_path, session_status
 from prism_core.nccl import with_environment
-from prism_core.parts import KeptRecording, Part, RecordingShelf, said_by
+from prism_core.parts import KeptRecording, Part, PartFolder, RecordingShelf, said_by
 from prism_core.progress import Progress
 from prism_core.published import META, PublishedValues, ValueKey
 from prism_core.roles import MAX_REPRESENTATIVES, Distinction, Positions, RoleFinder, Roles, distinctions
@@ -48,8 +49,16 @@ _MEMORY_KEYS = (
 )  # fmt: skip
 
 
-def collect(config: CollectConfig, progress: Progress | None = None) -> dict[str, Any]:
-    """Runs representative ranks, infers the rest, writes the graph; returns the summary."""
+def collect(
+    config: CollectConfig, progress: Progress | None = None, *, heard: Mapping[bytes, bytes] | None = None
+) -> dict[str, Any]:
+    """Runs representative ranks, infers the rest, writes the graph; returns the summary.
+
+    Args:
+        config: What to do.
+        progress: Where to show how far it is.
+        heard: What ranks that ran elsewhere have told others.
+    """
     start = time.monotonic_ns()
     if config.world_size < 1:
         raise ConfigError(f"a job has at least one rank, not {config.world_size}")
@@ -67,6 +76,7 @@ def collect(config: CollectConfig, progress: Progress | None = None) -> dict[str
     with _choose_starter(config, device, program) as starter:
         collector = _Collector(config, device, program, starter, progress or Progress(enabled=False))
         collector.note(notes)
+        collector.hear(heard or {})
         if config.part is not None:
             return collector.run_part(*config.part) | {"wall_ns": time.monotonic_ns() - start, **memory_figures()}
         roles = collector.find_roles()
@@ -120,6 +130,7 @@ def _check_output(output: Path) -> None:
 def _check_exact(config: CollectConfig, device: Device) -> None:
     if load_rules(config.rules) is not None and device.kind != "host":
         raise ConfigError("rules for what members contribute ([[rule]]) are for the host device: --device host")
+    check_executor(config.executor)
     if config.part is not None:
         check_part(config)
     if not config.exact:
@@ -208,6 +219,7 @@ class _Collector:
         self._kept: dict[int, KeptRecording] = {}
         self._asked: frozenset[int] = frozenset()
         self._batch = 0
+        self._heard: dict[bytes, bytes] = {}
         self._resumed: list[int] = []
         self._notes: set[str] = set()
         self._ranks: dict[int, dict[str, Any]] = {}
@@ -260,7 +272,11 @@ class _Collector:
         missing = [rank for rank in ranks if rank not in self._kept]
         if missing:
             try:
-                self._run(in_order(missing, self._config.slice_order, self._config.seed))
+                ordered = in_order(missing, self._config.slice_order, self._config.seed)
+                if self._config.executor == "local" or self._folder is None:
+                    self._run(ordered)
+                else:
+                    self._run_elsewhere(ordered, self._folder)
             except BaseException:
                 if self._folder is not None and (kept := len(self._folder.ranks())):
                     logger.info("%d finished ranks are kept in %s: the same command goes on", kept, self._folder.path)
@@ -277,7 +293,7 @@ class _Collector:
             return {}
         found = self._folder.ranks()
         if self._batch == 1:
-            self._hear(filter(None, map(self._folder.read, found)))
+            self.hear(said_by(filter(None, map(self._folder.read, found))))
         kept = {}
         for rank in found:
             if rank in self._ranks or (rank in self._finder.recordings):
@@ -291,9 +307,23 @@ class _Collector:
         self._resumed += sorted(kept)
         return kept
 
-    def _hear(self, parts: Iterable[Part]) -> None:
-        """Knows what finished ranks have told others."""
-        for key, value in said_by(parts).items():
+    def _run_elsewhere(self, ranks: Sequence[int], folder: PartFolder) -> None:
+        """Has slices run by the workers of a cluster."""
+        for outcome in run_on_ray(self._config, cut(ranks, self._config.slice_size), lambda: self._heard):
+            for rank in keep_outcome(outcome, folder, self._logs):
+                part = folder.read(rank)
+                # A rank that another slice has run as well, for its values, is there already.
+                if part is not None and rank not in self._kept and rank not in self._ranks:
+                    self._kept[rank] = self._shelf.take(part)
+                    self.hear(part.said)
+                    self._store_notes.update({(note["rule"], note["key"]): note for note in part.store})
+            self.note(outcome.notes)
+            outcome.raise_error()
+
+    def hear(self, said: Mapping[bytes, bytes]) -> None:
+        """Knows what ranks that are finished, or run elsewhere, have told others."""
+        self._heard.update(said)
+        for key, value in said.items():
             told = ValueKey.parse(key_name(key))
             if told is None:
                 self._published[key] = value

@@ -146,6 +146,8 @@ class CollectConfig:
     fresh: bool = False
     #: `(i, n)`: run the i-th of n parts of the ranks (from 0) and keep them for a collection that assembles all.
     part: tuple[int, int] | None = None
+    #: Who runs slices: `local` (this machine) or `ray`.
+    executor: str = "local"
     #: Recordings in memory; more are only on disk.
     memory_bytes: int = 1 << 30
 

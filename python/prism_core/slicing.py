@@ -43,6 +43,8 @@ def check_part(config: CollectConfig) -> None:
     """Shares of the ranks need a list of them that is known before any has run."""
     if config.ranks == "auto":
         raise ConfigError("which ranks to run is found out on the way: --part needs --ranks all or a list of ranks")
+    if config.executor != "local":
+        raise ConfigError(f"a part of the ranks runs on the machine that is asked: no --executor {config.executor}")
     if config.exact:
         raise ConfigError("with exact values all ranks run together: --part is not for --exact")
 

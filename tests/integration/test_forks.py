@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,38 +49,49 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def without_place(log: Path) -> list[str]:
-    return [line for line in log.read_text().splitlines() if not line.startswith("imported by")]
+SWITCHES = ("--fork-server", "--no-fork-server")
 
 
-def test_forked_ranks_are_like_others(
-    prism: Callable[..., Any], torch_program: list[str], program: Path, tmp_path: Path
-) -> None:
-    """Collection and emulation, with and without a fork server: graph, summary and every rank's output."""
-    summaries: list[dict[str, Any]] = []
-    for switch in ("--fork-server", "--no-fork-server"):
-        folder = tmp_path / switch
-        folder.mkdir()
-        graph = folder / "job.prism"
-        command = [sys.executable, program, "--flag"]
-        collected = prism(
-            "collect", "--world-size", 16, "--ranks", "0,1,2", "--verify", 0, switch, "-o", graph, "--", *command
-        ).document
-        run = folder / "run"
-        prism("emulate", graph, "--sandbox", "0,1", switch, "-o", run, "--", *command)
-        summaries.append(
-            collected | {"bytes": graph.read_bytes(), "run": json.loads((run / "summary.json").read_text())}
-        )
-    forked, others = summaries
-    assert forked["bytes"] == others["bytes"]
-    assert forked["run"] == others["run"] and forked["run"]["notes"] == []
+@dataclass
+class Collected:
+    """The job, collected with and without forks."""
+
+    command: list[Any]
+    graphs: list[Path]
+    summaries: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def job(prism: Callable[..., Any], torch_program: list[str], tmp_path_factory: pytest.TempPathFactory) -> Collected:
+    folder = tmp_path_factory.mktemp("forks")
+    (folder / "train.py").write_text(PROGRAM)
+    made = Collected([sys.executable, folder / "train.py", "--flag"], [], [])
+    for switch in SWITCHES:
+        made.graphs.append(folder / f"job{switch}.prism")
+        where = ["--world-size", 16, "--ranks", "0,1", "--verify", 0, "-o", made.graphs[-1]]
+        made.summaries.append(prism("collect", *where, switch, "--", *made.command).document)
+    return made
+
+
+def test_a_graph_from_forked_ranks_is_the_same(job: Collected) -> None:
+    forked, others = (graph.read_bytes() for graph in job.graphs)
+    assert forked == others
     for name in ("ranks_run", "roles", "ranks", "store", "notes", "ops"):
-        assert forked[name] == others[name], name
-    logs = [
-        [without_place(tmp_path / switch / "run/logs" / f"rank-{rank}.log") for rank in range(2)]
-        for switch in ("--fork-server", "--no-fork-server")
-    ]
-    assert logs[0] == logs[1] and "child 7 True" in logs[0][1]
-    said = (tmp_path / "--fork-server/run/logs/rank-1.log").read_text()
-    assert "imported by another" in said, "rank 1 was not forked"
-    assert "imported by another" not in (tmp_path / "--no-fork-server/run/logs/rank-1.log").read_text()
+        assert job.summaries[0][name] == job.summaries[1][name], name
+    assert job.summaries[0]["notes"] == []
+    logs = [Path(summary["logs"]) / "rank-1.log" for summary in job.summaries]
+    assert ["imported by another" in log.read_text() for log in logs] == [True, False]
+
+
+def test_forked_sandbox_ranks_are_the_same(job: Collected, prism: Callable[..., Any], tmp_path: Path) -> None:
+    """Summary and output of every rank, to the byte; a process that a rank forks cannot use the device, as ever."""
+    summaries, outputs = [], []
+    for switch in SWITCHES:
+        run = tmp_path / switch
+        prism("emulate", job.graphs[0], "--sandbox", "0,1", switch, "-o", run, "--", *job.command)
+        summaries.append((run / "summary.json").read_bytes())
+        outputs.append([(run / f"logs/rank-{rank}.log").read_text() for rank in (0, 1)])
+    assert summaries[0] == summaries[1]
+    assert ["imported by another" in output[1] for output in outputs] == [True, False]
+    said = [[line for text in output for line in text.splitlines() if "imported" not in line] for output in outputs]
+    assert said[0] == said[1] and "child 7 True" in said[0]
