@@ -27,7 +27,7 @@ class Axis:
     Attributes:
         size: How many.
         stride: Distance between neighbours.
-        kind: What they do with each other: `pipeline` (messages), `expert` (all-to-all), `shard` (all-gather,
+        kind: What they do with each other: `pipeline` (messages), `exchange` (all-to-all), `shard` (all-gather,
             reduce-scatter), `data` (all-reduce), `tensor` (all-reduce, much more often than along another axis), or
             `rest` where no communicator says.
     """
@@ -95,7 +95,7 @@ def _next_axis(world_size: int, stride: int, families: Sequence[Mapping[str, Any
 
 def _kind(calls: Mapping[str, int]) -> str:
     if "all_to_all" in calls:
-        return "expert"
+        return "exchange"
     if "all_gather" in calls or "reduce_scatter" in calls:
         return "shard"
     return "data"
@@ -193,27 +193,33 @@ def _cells(axes: Sequence[Axis], columns: int | None, rank: int, roles: Sequence
 
 def draw(document: Mapping[str, Any], width: int = WIDTH) -> list[str]:
     """The map as lines of at most `width` characters."""
-    axes = document["axes"]
-    if not axes:
+    if not document["axes"]:
         return ["A"]
+    rows = _merged(document)
+    label_width = max(len(label) for label, _ in rows)
+    room = min(width, WIDTH) - label_width - 2
+    one_by_one = all(_is_short(cells, room) for _, cells in rows)
     lines = _axis_lines(document)
-    rows = document["rows"]
-    labels = [_row_label(document, row["places"]) for row in rows]
-    drawn: list[tuple[str, str]] = []
-    index = 0
-    while index < len(rows):
-        last = index
-        while last + 1 < len(rows) and rows[last + 1]["cells"] == rows[index]["cells"]:
-            last += 1
-        label = labels[index] if last == index else f"{labels[index]} .. {labels[last]}"
-        drawn.append((label, ""))
-        drawn[-1] = (label, _cells_text(rows[index]["cells"]))
-        index = last + 1
-    label_width = max(len(label) for label, _ in drawn)
-    lines += [f"{label:<{label_width}}  {cells}" for label, cells in drawn[:_ROWS]]
-    if len(drawn) > _ROWS:
-        lines.append(f"... {len(drawn) - _ROWS} more rows")
+    lines += [f"{label:<{label_width}}  {_cells_text(cells, one_by_one)}" for label, cells in rows[:_ROWS]]
+    if len(rows) > _ROWS:
+        lines.append(f"... {len(rows) - _ROWS} more rows")
     return [line if len(line) <= width else line[: width - 3] + "..." for line in lines]
+
+
+def _merged(document: Mapping[str, Any]) -> list[tuple[str, Sequence[Sequence[int]]]]:
+    """Labels and cells of the rows; equal rows in a row are one."""
+    rows = document["rows"]
+    merged: list[tuple[str, Sequence[Sequence[int]]]] = []
+    first = 0
+    for index, row in enumerate(rows):
+        if index + 1 < len(rows) and rows[index + 1]["cells"] == row["cells"]:
+            continue
+        label = _row_label(document, rows[first]["places"])
+        if index > first:
+            label += f" .. {_row_label(document, row['places'])}"
+        merged.append((label, row["cells"]))
+        first = index + 1
+    return merged
 
 
 def _axis_lines(document: Mapping[str, Any]) -> list[str]:
@@ -228,16 +234,18 @@ def _axis_lines(document: Mapping[str, Any]) -> list[str]:
 
 
 def _row_label(document: Mapping[str, Any], places: Sequence[int]) -> str:
-    axes = document["axes"]
-    return " ".join(
-        f"{axes[index]['kind']} {place}" for index, place in zip(document["row_axes"], places, strict=True)
-    ) or "all"  # fmt: skip
+    """The place along the axis of the rows, or the places along several in the order of the heading."""
+    if len(places) == 1:
+        return f"{document['axes'][document['row_axes'][0]]['kind']} {places[0]}"
+    return "/".join(map(str, places)) or "all"
 
 
-def _cells_text(cells: Sequence[Sequence[int]]) -> str:
-    """One name per rank where that is short, else names with counts."""
-    count = sum(number for _, number in cells)
-    names = [(letters(role), number) for role, number in cells]
-    if count <= 32 and all(len(name) == 1 for name, _ in names):
-        return "".join(name * number for name, number in names)
-    return " ".join(name if number == 1 else f"{name}*{number}" for name, number in names)
+def _is_short(cells: Sequence[Sequence[int]], room: int) -> bool:
+    return sum(number for _, number in cells) <= min(room, 64) and all(len(letters(role)) == 1 for role, _ in cells)
+
+
+def _cells_text(cells: Sequence[Sequence[int]], one_by_one: bool) -> str:
+    """One letter per rank where all rows are short, else names with counts."""
+    if one_by_one:
+        return "".join(letters(role) * number for role, number in cells)
+    return " ".join(letters(role) if number == 1 else f"{letters(role)}*{number}" for role, number in cells)

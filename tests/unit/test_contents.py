@@ -163,11 +163,30 @@ def test_axes_that_no_communicator_tells_are_filled_in() -> None:
     # Neighbours exchange messages in pairs: a pipeline of as many as the next group is apart.
     assert sizes(64, family(2, 1, send=1, recv=1), family(16, 4, all_reduce=1)) == [("pipeline", 4, 1), ("data", 16, 4)]
     assert sizes(32, family(8, 1, all_to_all=1, all_gather=1), family(32, 1, all_reduce=1)) == [
-        ("expert", 8, 1), ("rest", 4, 8),
+        ("exchange", 8, 1), ("rest", 4, 8),
     ]  # fmt: skip
     assert sizes(7) == [("rest", 7, 1)]
     # Strides that do not divide each other tell no mesh.
     assert sizes(12, family(2, 5, all_reduce=1)) == [("rest", 12, 1)]
+
+
+def test_several_axes_down_the_page() -> None:
+    """Every place along pipeline and tensor axis has a row, unless it is like the one before."""
+    families = [
+        {"size": 2, "stride": 1, "calls": {"all_gather": 1}},
+        {"size": 40, "stride": 2, "calls": {"all_reduce": 1}},
+        {"size": 2, "stride": 80, "calls": {"send": 1, "recv": 1}},
+    ]
+    roles = [2 if rank >= 80 else int(rank != 0) for rank in range(160)]
+    assert draw(role_map(160, roles, families)) == [
+        "down: pipeline 2 (every 80), shard 2 (every 1); across: data 40 (every 2)",
+        "0/0         A" + 39 * "B",
+        "0/1         " + 40 * "B",
+        "1/0 .. 1/1  " + 40 * "C",
+    ]
+    assert draw(role_map(160, roles, families), 30)[1:] == [
+        "0/0         A B*39", "0/1         B*40", "1/0 .. 1/1  C*40",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("number", "name"), [(0, "A"), (25, "Z"), (26, "AA"), (701, "ZZ"), (702, "AAA")])

@@ -65,6 +65,8 @@ pub struct GraphDifference {
 /// Differences told in full, per pair of programs and in all.
 const PER_PAIR: usize = 8;
 const TOLD: usize = 64;
+/// Pairs of programs that are remembered: jobs with more have a program per rank, which nobody else runs.
+const KEPT: usize = 1024;
 
 impl Graph {
     /// In what `other` differs from this graph, rank by rank and op by op. Ops that only one of them has are found by what
@@ -82,6 +84,7 @@ impl Graph {
 }
 
 /// What is common to all ranks with the same two templates.
+#[derive(Default)]
 struct Pair {
     findings: Vec<Finding>,
     counts: BTreeMap<&'static str, u64>,
@@ -91,7 +94,15 @@ struct Pair {
     compute: Vec<([u32; 2], [SimTime; 2])>,
 }
 
-#[derive(Clone)]
+impl Pair {
+    fn note(&mut self, finding: Finding, count: u64) {
+        *self.counts.entry(finding.what).or_default() += count;
+        if self.findings.len() < PER_PAIR {
+            self.findings.push(finding);
+        }
+    }
+}
+
 struct Finding {
     ops: [u32; 2],
     what: &'static str,
@@ -103,6 +114,7 @@ struct Comparison<'a> {
     ignore: Ignore,
     has_own: bool,
     pairs: FxHashMap<[TemplateId; 2], (usize, Pair)>,
+    num_pairs: usize,
     /// Communicators that stand for each other, both ways.
     comms: [FxHashMap<u32, u32>; 2],
     told: BTreeMap<(usize, u32, &'static str), OpDifference>,
@@ -119,6 +131,7 @@ impl<'a> Comparison<'a> {
             ignore,
             has_own,
             pairs: FxHashMap::default(),
+            num_pairs: 0,
             comms,
             told,
             counts: BTreeMap::new(),
@@ -130,7 +143,10 @@ impl<'a> Comparison<'a> {
         let key = self.graphs.map(|graph| graph.rank_template(Rank(rank)));
         let (number, pair) = match self.pairs.remove(&key) {
             Some(known) => known,
-            None => (self.pairs.len(), self.compare(key)),
+            None => {
+                self.num_pairs += 1;
+                (self.num_pairs, self.compare(key))
+            }
         };
         let own = self.of_rank(rank, &pair);
         if !own.is_empty() || !pair.counts.is_empty() {
@@ -145,7 +161,9 @@ impl<'a> Comparison<'a> {
         for finding in pair.findings.iter().chain(own.iter().take(PER_PAIR)) {
             self.tell(rank, number, finding);
         }
-        self.pairs.insert(key, (number, pair));
+        if self.pairs.len() < KEPT {
+            self.pairs.insert(key, (number, pair));
+        }
     }
 
     fn tell(&mut self, rank: u32, pair: usize, finding: &Finding) {
@@ -163,47 +181,51 @@ impl<'a> Comparison<'a> {
     fn compare(&self, templates: [TemplateId; 2]) -> Pair {
         let programs =
             [0, 1].map(|side| Program::new(&self.graphs[side].template(templates[side]), self.ignore.memory));
-        let mut pair = Pair { findings: Vec::new(), counts: BTreeMap::new(), slots: Vec::new(), compute: Vec::new() };
-        let mut known = FxHashSet::default();
         let names = [0, 1].map(|side| &self.graphs[side].names);
-        let note = |pair: &mut Pair, finding: Finding, count: u64| {
-            *pair.counts.entry(finding.what).or_default() += count;
-            if pair.findings.len() < PER_PAIR {
-                pair.findings.push(finding);
-            }
-        };
+        let mut pair = Pair::default();
+        let mut known = FxHashSet::default();
         for span in align(&programs, &names) {
             match span {
                 Span::Both { at, len } => {
                     for step in 0..len {
-                        let [left, right] = [programs[0].get(at[0] + step), programs[1].get(at[1] + step)];
-                        let ops = [left.0, right.0];
-                        if let (Some(a), Some(b)) = (slot_of(&left.1.kind), slot_of(&right.1.kind))
-                            && known.insert([a, b])
-                        {
-                            pair.slots.push(([a, b], ops));
-                        }
-                        let durations = [left, right].map(|(_, op)| duration_of(&op.kind));
-                        if let (true, [Some(a), Some(b)]) = (self.has_own, durations) {
-                            pair.compute.push((ops, [a, b]));
-                        }
-                        for what in unlike(&left.1, &right.1, names, self.ignore) {
-                            if what == "duration" && self.has_own {
-                                continue; // compared rank by rank
-                            }
-                            let texts = [0, 1].map(|side| text_of(&[left.1, right.1][side], names[side]));
-                            note(&mut pair, Finding { ops, what, texts }, 1);
-                        }
+                        let both = [programs[0].get(at[0] + step), programs[1].get(at[1] + step)];
+                        self.compare_ops(both, names, &mut known, &mut pair);
                     }
                 }
                 Span::Apart { at, len } => {
                     let texts = [0, 1].map(|side| programs[side].excerpt(at[side], len[side], names[side]));
                     let ops = [0, 1].map(|side| programs[side].index_at(at[side]));
-                    note(&mut pair, Finding { ops, what: "ops", texts }, len[0].max(len[1]) as u64);
+                    pair.note(Finding { ops, what: "ops", texts }, len[0].max(len[1]) as u64);
                 }
             }
         }
         pair
+    }
+
+    /// Two ops that stand for each other.
+    fn compare_ops(
+        &self,
+        [(left, one), (right, other)]: [(u32, Op); 2],
+        names: [&Vec<String>; 2],
+        known: &mut FxHashSet<[u32; 2]>,
+        pair: &mut Pair,
+    ) {
+        let ops = [left, right];
+        if let (Some(a), Some(b)) = (slot_of(&one.kind), slot_of(&other.kind))
+            && known.insert([a, b])
+        {
+            pair.slots.push(([a, b], ops));
+        }
+        if let (true, Some(a), Some(b)) = (self.has_own, duration_of(&one.kind), duration_of(&other.kind)) {
+            pair.compute.push((ops, [a, b]));
+        }
+        for what in unlike(&one, &other, names, self.ignore) {
+            // Where ranks have durations of their own, those are compared rank by rank.
+            if what != "duration" || !self.has_own {
+                let texts = [text_of(&one, names[0]), text_of(&other, names[1])];
+                pair.note(Finding { ops, what, texts }, 1);
+            }
+        }
     }
 
     /// What is a rank's own: communicators and durations.
