@@ -110,6 +110,14 @@ format:  ## rewrite to house style
 wheel: build  ## a wheel with the extension, the shims and the type stubs
 	$(BIN)/maturin build --release --locked --out dist
 
+.PHONY: check-wheel
+check-wheel: build  ## the wheel by itself: new environment, empty folder (minutes, not in CI)
+	bash scripts/check_wheel.sh $(abspath $(PY))
+
+.PHONY: reference
+reference: build  ## docs/reference, written anew from the code
+	$(PY) scripts/cli_reference.py
+
 .PHONY: clean
 clean:  ## remove build products (not the venv)
 	rm -rf target dist $(DEMO_OUT) $(SHIM_DIR)

@@ -21,7 +21,7 @@ from prism_core.sweep.expression import Value, evaluate
 MAX_CONFIGURATIONS = 100_000
 
 _TABLES = {"sweep", "axes", "derived", "config", "collect", "replay"}
-_SWEEP = {"command", "graph", "require", "samples", "card"}
+_SWEEP = {"command", "graph", "require", "samples", "card", "keep_graphs"}
 _COLLECT = {
     "world_size", "device", "ranks", "verify", "seed", "jobs", "host_time", "kernels", "rules", "strict_values",
 }  # fmt: skip
@@ -45,6 +45,8 @@ class Configuration:
     #: Samples (or tokens) of an iteration, if the file says so.
     samples: float | None = None
     card: str | None = None
+    #: Folder in which collected graphs are kept, by the configuration's key.
+    keep_graphs: str | None = None
 
     def document(self) -> dict[str, Any]:
         """All that the result depends on, but for the files it names."""
@@ -114,6 +116,8 @@ def plan_of(document: Mapping[str, Any], folder: Path) -> SweepPlan:
         raise ConfigError("[sweep] must have either command (a program) or graph (a collected job)")
     if "command" in sweep and "world_size" not in _table(document, "collect"):
         raise ConfigError("[collect] must have world_size: how many ranks the job has")
+    if "graph" in sweep and "keep_graphs" in sweep:
+        raise ConfigError("[sweep] has keep_graphs: that is for programs, whose graphs are collected")
     if "graph" in sweep and document.get("collect"):
         raise ConfigError("[collect] is for programs: with graph nothing is collected")
     wanted = [_derived(values, document) for values in _combinations(document)]
@@ -196,6 +200,7 @@ def _configuration(values: dict[str, Value], document: Mapping[str, Any]) -> Con
         graph=_filled(sweep.get("graph"), values, "sweep.graph"),
         samples=count,
         card=_filled(sweep.get("card"), values, "sweep.card"),
+        keep_graphs=_filled(sweep.get("keep_graphs"), values, "sweep.keep_graphs"),
     )
 
 

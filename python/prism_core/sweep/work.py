@@ -43,9 +43,13 @@ def work_out(configuration: Configuration, folder: str, key: str) -> dict[str, A
         else:
             with tempfile.TemporaryDirectory(prefix="prism-sweep-") as scratch:
                 graph = Path(scratch) / "job.prism"
+                if configuration.keep_graphs is not None:
+                    kept = Path(folder) / configuration.keep_graphs
+                    kept.mkdir(parents=True, exist_ok=True)
+                    graph = kept.absolute() / f"{key}.prism"
                 _collect(configuration, folder, graph)
                 record |= _measured(configuration, Path(folder), graph)
-    except PrismError as error:
+    except (PrismError, OSError) as error:
         record["error"] = error_entry(error)
     record["wall_ns"] = time.monotonic_ns() - start
     return record
