@@ -22,9 +22,9 @@ from prism_core.config import CollectConfig, Device, parse_device, parse_ranks
 from prism_core.contents import META_RANKS, facts_of_ranks
 from prism_core.environment import Placement
 from prism_core.errors import ConfigError, SessionError
+from prism_core.executors import check_executor, cut, keep_outcome, run_on_ray
 from prism_core.fit import META as MEMORY_META
 from prism_core.fit import Card, job_memory, rank_memory, to_meta
-from prism_core.executors import check_executor, cut, keep_outcome, run_on_ray
 from prism_core.forks import ForkStarter, NoFork, choose_starter
 from prism_core.kernels import read_tables
 from prism_core.launch import RankGroup, Seat, await_engine, failure_of, log_path, session_status
