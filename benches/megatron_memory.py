@@ -5,6 +5,7 @@
 The arguments come from the case's own file. What the case takes from NVIDIA's file servers is replaced: the data by
 mock data, the tokenizer by one with the same padded vocabulary. `--apex` puts stand-ins in the place of Apex's fused
 kernels, which allocate what Apex allocates; without it Megatron falls back to PyTorch's, which allocate more.
+Cases with `--transformer-impl transformer_engine` need Transformer Engine (`make test-te` builds it), and no `--apex`.
 The rank that publishes is the last one; the others do not run, except rank 0, whose flags every rank asks for.
 
 Needs: the checkout's own requirements on PYTHONPATH (six, einops, pyyaml, triton), and its compiled
@@ -66,14 +67,23 @@ def arguments_of(options: dict[str, str]) -> list[str]:
 
 def extra_arguments(options: Sequence[str], iterations: int, *, apex: bool) -> list[str]:
     """What replaces the files, stops early, and avoids what is not installed."""
-    words = ["--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", str(GPT2_VOCABULARY - 1)]
+    words = ["--mock-data", "--tokenizer-type", "NullTokenizer"]
+    if "--vocab-size" not in options:  # else the case brings a null tokenizer of its own
+        words += ["--vocab-size", str(GPT2_VOCABULARY - 1)]
     words += ["--exit-interval", str(iterations), "--eval-iters", "0", "--eval-interval", "1000"]
     words += ["--tensorboard-dir", "tensorboard"]
     # Gradients are not computed: stale bytes that look like NaN would end the run.
     words += ["--no-check-for-nan-in-loss-and-grad", "--rerun-mode", "disabled"]
-    if not apex:
+    # What would be Apex's is Transformer Engine's where that is used.
+    is_local = value_of(options, "--transformer-impl") == "local"
+    if not apex and is_local:
         words += ["--no-masked-softmax-fusion", "--no-persist-layer-norm"]
     return [word for word in words if not (word.startswith("--no-") and word in options)]
+
+
+def value_of(options: Sequence[str], name: str) -> str | None:
+    """The value of an option."""
+    return options[options.index(name) + 1] if name in options else None
 
 
 def measured(log: str) -> dict[str, dict[int, int]]:

@@ -134,6 +134,16 @@ def batch_per_block(_sq: int, sk: int, *_: Any) -> int:
     return 128 // min(power, 32) * (2 if power <= 128 else 1)
 
 
+def accumulate(_inputs: Any, _gradient: Any, main: Any) -> None:
+    """Apex adds a weight's gradient to its sum without a tensor between."""
+    main.mul_(1.0)
+
+
+def install_gradient_accumulation() -> None:
+    """Apex's module that Megatron's own linear layers call, beside Transformer Engine too."""
+    module("fused_weight_gradient_mlp_cuda", wgrad_gemm_accum_fp32=accumulate, wgrad_gemm_accum_fp16=accumulate)
+
+
 def install_apex() -> None:
     """Makes modules by the names of Apex's importable."""
     for name in ("apex", "apex.contrib", "apex.contrib.layer_norm"):
@@ -152,6 +162,7 @@ def main() -> None:
     """Prepares and runs the script."""
     words = sys.argv[1:]
     module("torch.utils.tensorboard", SummaryWriter=PrintingWriter)
+    install_gradient_accumulation()
     if words[0] == "--apex":
         install_apex()
         words = words[1:]

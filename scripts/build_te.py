@@ -128,6 +128,8 @@ def main() -> None:
     nvidia = fetch_headers(work)
     library = compile_extension(fetch_source(work, nvidia), nvidia, torch, options.jobs)
     shutil.copyfile(library, packages / library.name)
+    # Transformer Engine has its own kernels compiled at run time and looks for these; nothing is compiled here.
+    shutil.copytree(nvidia / "cu13" / "include", packages / "nvidia" / "cu13" / "include", dirs_exist_ok=True)
     core = packages / "transformer_engine" / "wheel_lib" / "libtransformer_engine.so"
     run(sys.executable, SLIM, "--no-install", "--also", core, "--also", packages / library.name)
 

@@ -63,5 +63,6 @@ impl Captured {
             group::copy_message(self.session, *send, *recv);
         }
         group::mirror_messages(self.session, &self.operations);
+        group::mirror_broadcasts(self.session, &self.operations);
     }
 }

@@ -13,7 +13,7 @@ use crate::shares::{self, Share};
 use crate::values::Payload;
 use prism_wire::device::{RECEIVED_MIRRORED, RECEIVED_NOTHING, RECEIVED_OWN};
 use prism_wire::frame::Request;
-use prism_wire::message::{DataType, Record, RecordKind};
+use prism_wire::message::{CollectiveKind, DataType, Record, RecordKind};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -236,6 +236,7 @@ fn launch_all(operations: Vec<Pending>, room: &mut Vec<Pending>) -> Outcome {
             }
             if !is_host {
                 mirror_messages(session, &operations);
+                mirror_broadcasts(session, &operations);
             }
         }
         let end = Record { kind: RecordKind::GroupEnd as u16, h: ordinal, ..Record::default() };
@@ -412,6 +413,34 @@ pub(crate) fn copy_message(session: &Session, send: Message, recv: Message) {
 /// A message has come whose sender does not run: its bytes are not known.
 pub(crate) fn note_received(session: &Session, address: usize, bytes: u64) {
     session.received((address, bytes), (0, 0), c"ncclRecv", RECEIVED_NOTHING);
+}
+
+/// Broadcasts of one group with this rank as a root among others: an all-gather into a list of tensors. What another root
+/// sends as its k-th is then taken to be what this rank sends as its k-th, if as long and small.
+pub(crate) fn mirror_broadcasts(session: &Session, operations: &[Pending]) {
+    let mut own: BTreeMap<u32, Vec<Payload>> = BTreeMap::new();
+    let mut seen: BTreeMap<(u32, u32), usize> = BTreeMap::new();
+    let of_comm = |operation: &Pending| Some((operation.comm.id(), operation.payload?));
+    let broadcasts = || operations.iter().filter_map(of_comm).filter(|(_, one)| one.kind == CollectiveKind::Broadcast);
+    for (comm, payload) in broadcasts().filter(|(_, payload)| payload.is_root) {
+        own.entry(comm).or_default().push(payload);
+    }
+    for (comm, payload) in broadcasts().filter(|(_, payload)| !payload.is_root) {
+        let Some(own) = own.get(&comm) else { continue };
+        let index = seen.entry((comm, payload.root)).or_default();
+        let Some(source) = own.get(*index) else { continue };
+        *index += 1;
+        let bytes = payload.received();
+        let is_like = (source.count, source.dtype) == (payload.count, payload.dtype) && source.is_small();
+        if !is_like || !session.is_accessible(source.send, bytes) || !session.is_accessible(payload.recv, bytes) {
+            continue;
+        }
+        let from = core::ptr::with_exposed_provenance::<u8>(source.send);
+        let to = core::ptr::with_exposed_provenance_mut::<u8>(payload.recv);
+        // SAFETY: both ranges were just found accessible; `copy` allows overlap.
+        unsafe { to.copy_from(from, bytes as usize) };
+        session.received((payload.recv, bytes), (source.send, bytes), c"ncclBroadcast", RECEIVED_MIRRORED);
+    }
 }
 
 /// Messages from peers, on the emulated device, if they are not large (an exchange of counts or shapes between equals). Of
