@@ -3,8 +3,9 @@
 Runs inside the training program, before its first line. It imports nothing but the standard library, and PyTorch never:
 the parts it hooks are changed right after the program itself has imported them.
 
-The library's side is six C functions of `libprism_cuda.so`: `prism_note_group`, `prism_clear_group`, `prism_marker`,
-`prism_memory_stats`, `prism_provide`, and, looked for by `prism doctor`, `prism_session_table_v1`.
+The library's side is seven C functions of `libprism_cuda.so`: `prism_note_group`, `prism_clear_group`, `prism_marker`,
+`prism_memory_stats`, `prism_provide`, for forked ranks `prism_is_touched`, and, looked for by `prism doctor`,
+`prism_session_table_v1`.
 """
 
 from __future__ import annotations
