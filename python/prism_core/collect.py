@@ -282,9 +282,13 @@ class _Collector:
                     logger.info("%d finished ranks are kept in %s: the same command goes on", kept, self._folder.path)
                 raise
         recordings = [self._kept[rank] for rank in sorted(self._kept)]
-        for recording in recordings:
-            self._look_at(recording)
-        self._refuse_idle()
+        try:
+            for recording in recordings:
+                self._look_at(recording)
+            self._refuse_idle()
+        except SessionError:
+            self.forget_parts()  # of such recordings no graph can be made: the program has to change
+            raise
         return recordings
 
     def _resume(self, ranks: Sequence[int]) -> dict[int, KeptRecording]:

@@ -47,7 +47,7 @@ ENV_FORKS = "PRISM_FORKS"
 _PACKAGE = Path(__file__).resolve().parent
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?$")
 #: Options of the interpreter by their letter: those without and those with a value.
-_FLAGS, _VALUED = set("bBdOPqRsuvx"), set("WX")
+_FLAGS, _VALUED = set("bBdOPqRsuv"), set("WX")
 
 
 @dataclass(frozen=True, slots=True)

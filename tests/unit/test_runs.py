@@ -74,7 +74,7 @@ def test_collect_says_that_a_program_never_called_nccl(tmp_path: Path, fake_engi
     fake_engine.comms = []
     with pytest.raises(SessionError, match="never made a NCCL communicator"):
         prism_core.collect(PROGRAM, 16, tmp_path / "job.prism")
-    assert prism_core.collect(PROGRAM, 1, tmp_path / "one.prism")["ranks_run"] == [0]
+    assert prism_core.collect(PROGRAM, 1, tmp_path / "job.prism")["ranks_run"] == [0]
 
 
 @pytest.fixture

@@ -3,8 +3,9 @@
 Runs inside the training program, before its first line. It imports nothing but the standard library, and PyTorch never:
 the parts it hooks are changed right after the program itself has imported them.
 
-The library's side is six C functions of `libprism_cuda.so`: `prism_note_group`, `prism_clear_group`, `prism_marker`,
-`prism_memory_stats`, `prism_provide`, and, looked for by `prism doctor`, `prism_session_table_v1`.
+The library's side is seven C functions of `libprism_cuda.so`: `prism_note_group`, `prism_clear_group`, `prism_marker`,
+`prism_memory_stats`, `prism_provide`, for forked ranks `prism_is_touched`, and, looked for by `prism doctor`,
+`prism_session_table_v1`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec, spec_from_file_location
@@ -111,14 +111,22 @@ class GroupHook:
         if original is None:
             _complain("this PyTorch has no _new_process_group_helper: members of process groups are not known")
             return
-        signature = inspect.signature(original)
+        # A job of 8,192 ranks makes tens of thousands of groups: no general way to bind arguments is used here.
+        size, ranks, name = (
+            _argument(original, what) for what in ("group_size", "global_ranks_in_group", "group_name")
+        )
+        note, clear = self._library.note_group, self._library.clear_group
 
         @functools.wraps(original)
         def create(*args: Any, **kwargs: Any) -> Any:
-            arguments = signature.bind(*args, **kwargs).arguments
-            ranks = arguments.get("global_ranks_in_group") or range(max(arguments.get("group_size", 0), 0))
-            with self._noted(str(arguments.get("group_name", "")), ranks):
+            members = ranks(args, kwargs) or range(max(size(args, kwargs) or 0, 0))
+            if not members:
                 return original(*args, **kwargs)
+            note(str(name(args, kwargs) or ""), members)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                clear()
 
         c10d._new_process_group_helper = create  # type: ignore[attr-defined]
 
@@ -160,16 +168,16 @@ class GroupHook:
         c10d._process_group_name = name  # type: ignore[attr-defined]
         c10d.split_group = create  # type: ignore[attr-defined]
 
-    @contextmanager
-    def _noted(self, name: str, ranks: Sequence[int]) -> Iterator[None]:
-        if not ranks:
-            yield
-            return
-        self._library.note_group(name, ranks)
-        try:
-            yield
-        finally:
-            self._library.clear_group()
+
+def _argument(function: Callable[..., Any], name: str) -> Callable[[Sequence[Any], dict[str, Any]], Any]:
+    """Finds the argument of this name in a call of the function; `None` if it is left out."""
+    names = list(inspect.signature(function).parameters)
+    place = names.index(name) if name in names else len(names)
+
+    def find(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        return args[place] if len(args) > place else kwargs.get(name)
+
+    return find
 
 
 class _Split:
