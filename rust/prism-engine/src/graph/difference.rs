@@ -141,13 +141,9 @@ impl<'a> Comparison<'a> {
 
     fn add_rank(&mut self, rank: u32) {
         let key = self.graphs.map(|graph| graph.rank_template(Rank(rank)));
-        let (number, pair) = match self.pairs.remove(&key) {
-            Some(known) => known,
-            None => {
-                self.num_pairs += 1;
-                (self.num_pairs, self.compare(key))
-            }
-        };
+        let known = self.pairs.remove(&key);
+        self.num_pairs += usize::from(known.is_none());
+        let (number, pair) = known.unwrap_or_else(|| (self.num_pairs, self.compare(key)));
         let own = self.of_rank(rank, &pair);
         if !own.is_empty() || !pair.counts.is_empty() {
             self.ranks_differing += 1;
