@@ -90,7 +90,7 @@ def test_replayed_failures_of_a_job_with_all_kinds_of_parallelism() -> None:
     slow = spare.replayed(
         graph, {1: [3]}, r=3, iterations=3, perturb=[{"kind": "straggler", "ranks": [0], "factor": 2.0}]
     )
-    assert slow["iterations"][2]["time_ns"] > 1.5 * times[2]
+    assert slow["iterations"][2]["time_ns"] > 1.3 * times[2]
 
 
 def test_ranks_with_durations_of_their_own_keep_them() -> None:
