@@ -25,6 +25,8 @@ def test_a_command_of_the_docs_runs(command: str, tmp_path: Path) -> None:
     # As documented, but with few simulated trainings.
     if words[2] in ("plan", "simulate", "from", "published"):
         words += ["--seeds", "2"]
+    if words[2] == "plan":
+        words += ["--max-redundancy", "8"]
     synthetic.transformer_step(12, 2, 2, 4, 2, iterations=2).save(str(tmp_path / "JOB.prism"))
     rows = (f"{at * 37},{at * 7 % 40}\n" for at in range(1, 60))
     (tmp_path / "failures.csv").write_text("time_s,group\n" + "".join(rows))

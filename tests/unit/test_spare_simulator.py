@@ -93,7 +93,7 @@ def test_a_trace_of_groups_that_do_not_exist_is_refused() -> None:
 
 
 def drawn(shape: float, groups: int = 40, until_s: float = 3000.0) -> spare.FailureTrace:
-    source, failures = random.Random(7), []
+    source, failures = random.Random(1), []
     for group in range(groups):
         time = source.weibullvariate(100.0, shape)
         while time < until_s:
@@ -240,8 +240,6 @@ def test_published_setups_are_printed_with_the_fair_variant() -> None:
         (200, "replication"), (200, "spare"), (600, "replication"), (600, "spare"),
     ]  # fmt: skip
     for row in rows:
-        if (row["groups"], row["policy"]) == (200, "replication"):
-            continue
         assert row["as_published"]["relative_time"]["mean"] == pytest.approx(
             row["published"]["relative_time"], rel=0.06
         )

@@ -501,13 +501,13 @@ pub fn frontier(
             };
             // Quantiles of the time between restarts: the Weibull law of the failures endured, scaled to the mean of this
             // placement; with repairs a wipe-out is without memory.
-            let quantile = |share: f64| match repair_s {
-                Some(_) => (every * -libm::log(1.0 - share), stacks),
-                None => {
-                    let of = |x: f64| libm::pow(x, 1.0 / f64::from(r));
-                    let endured = masked * of(-libm::log(1.0 - share)) / libm::tgamma(1.0 + 1.0 / f64::from(r));
-                    unrepaired(n, system_mtbf_s, endured, &profile)
+            let quantile = |share: f64| {
+                if repair_s.is_some() {
+                    return (every * -libm::log(1.0 - share), stacks);
                 }
+                let of = |x: f64| libm::pow(x, 1.0 / f64::from(r));
+                let endured = masked * of(-libm::log(1.0 - share)) / libm::tgamma(1.0 + 1.0 / f64::from(r));
+                unrepaired(n, system_mtbf_s, endured, &profile)
             };
             let (interval_s, availability, usual) = at(every, stacks)?;
             let relative = |share: f64| {

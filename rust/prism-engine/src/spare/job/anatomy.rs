@@ -3,7 +3,7 @@
 //! A graph does not say which communicators are data-parallel. They are told by what they do in the last iteration: they
 //! reduce, and not before a quarter of the computing of their ranks is over (gradients come after the forward pass;
 //! tensor-parallel communicators reduce from the first layer on), and gather no more often than they reduce (sharded
-//! parameters are gathered twice, for the forward and the backward pass). All other communicators that are used join their
+//! parameters are gathered twice, for the forward and the backward pass); broadcasts say nothing. All other communicators that are used join their
 //! members; what is joined is a *group*. If a reducing communicator then does not reach all groups, its members are joined
 //! as well, those that gather first.
 
@@ -117,7 +117,7 @@ fn uses(ops: &[Op]) -> BTreeMap<u32, Use> {
                     found.reductions += 1;
                 } else if kind == CollectiveKind::AllGather {
                     found.gathers += 1;
-                } else {
+                } else if kind != CollectiveKind::Broadcast {
                     found.others += 1;
                 }
             }
@@ -243,7 +243,9 @@ impl Programs {
         check_groups(&groups)?;
         let mut group_of = vec![0; graph.world_size() as usize];
         for (group, ranks) in (0..).zip(&groups) {
-            ranks.iter().for_each(|rank| group_of[*rank as usize] = group);
+            for rank in ranks {
+                group_of[*rank as usize] = group;
+            }
         }
         let reaches = |comm: usize| {
             let first = members(comm).first().map(|rank| group_of[*rank as usize]);

@@ -156,15 +156,15 @@ fn a_timeline_has_no_gaps_and_the_run_is_the_same() {
 
 #[test]
 fn traces_and_details_that_make_no_sense_are_refused_by_name() {
+    fn trace(setup: &mut Setup, at: usize, time_s: f64, group: u32) {
+        setup.failures.trace.as_mut().unwrap().failures[at] = TracedFailure { time_s, group };
+    }
     let refuse = |change: fn(&mut Setup), what: &str| {
         let mut setup = traced(spare(4), &[(5.0, 3), (9.0, 2)]);
         setup.check().unwrap();
         change(&mut setup);
         let error = setup.check().expect_err(what).to_string();
         assert!(error.contains(what), "{error}");
-    };
-    let trace = |setup: &mut Setup, at: usize, time_s, group| {
-        setup.failures.trace.as_mut().unwrap().failures[at] = TracedFailure { time_s, group };
     };
     refuse(|setup| trace(setup, 1, 4.0, 2), "failure 1 (from 0) must not be before");
     refuse(|setup| trace(setup, 0, -4.0, 2), "trace is -4");
