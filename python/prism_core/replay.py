@@ -16,6 +16,7 @@ from prism_core.errors import ConfigError
 from prism_core.messages import inspect_program, is_message_program, refuse_message_program, replay_program
 from prism_core.nccl import DEFAULT_PROFILE, differences, merged, settings_of_profile, with_settings
 from prism_core.perturb import Perturb, perturbation_text
+from prism_core.profiles import profile_text
 
 Contention = Literal["none", "fair-share", "fifo"]
 Messages = Literal["fine", "coarse"]
@@ -97,6 +98,7 @@ def replay(
     *,
     overlap: Overlap | None = None,
     messages: Messages = "fine",
+    profile: str | None = None,
 ) -> ReplayResult:
     """Replays a graph from virtual ranks only.
 
@@ -120,6 +122,8 @@ def replay(
         overlap: How many times longer computations take beside communication: the path of a TOML file with a table
             `[overlap]`, TOML text, or factors by class, for example `{"gemm": 1.15}`. By default the profile's own.
         messages: Where messages are evaluated, `fine` cuts rings as NCCL does, `coarse` has one message per ring step.
+        profile: Another network than the graph's own: a built-in profile's name or a TOML file. Computing takes as long
+            as before.
 
     Returns:
         The result: iteration times in ns, ops evaluated, wall time, and more.
@@ -128,7 +132,9 @@ def replay(
         not isinstance(graph_or_path, _native.Graph) and is_message_program(graph_or_path)
     ):
         changed = {"contention": contention != "none", "symmetry": not symmetry, "messages": messages != "fine"}
-        _refuse_options(slow=slow, perturb=perturb, overlap=overlap, nccl=nccl, tuning=tuning, **changed)
+        _refuse_options(
+            slow=slow, perturb=perturb, overlap=overlap, nccl=nccl, tuning=tuning, profile=profile, **changed
+        )
         return ReplayResult(replay_program(graph_or_path, loggops))
     if loggops is not None:
         raise ConfigError("loggops is for message programs (GOAL): an execution graph is replayed with its profile")
@@ -142,9 +148,11 @@ def replay(
         "overlap": overlap_text(overlap),
         "messages": messages,
     }
-    recorded_profile = graph.meta.get("profile")
+    recorded_profile = graph.meta.get("profile") if profile is None else profile_text(profile)
     recorded = settings_of_profile(recorded_profile) if recorded_profile else {}
     used = merged(recorded, nccl or {})
+    if profile is not None:
+        options["profile"] = recorded_profile
     if nccl or tuning:
         options["profile"] = with_settings(recorded_profile or _native.profile_toml(DEFAULT_PROFILE), used, tuning)
     document = json.loads(_native.replay_json(graph, json.dumps(options)))
