@@ -22,7 +22,7 @@ from prism_core.difference import compare_graphs, difference_text
 from prism_core.emulate import emulate as run_emulate
 from prism_core.errors import PrismError, error_entry
 from prism_core.export import export as run_export
-from prism_core.export import export_text, export_timeline
+from prism_core.export import export_chakra, export_text, export_timeline
 from prism_core.imports.cli import add_commands as add_import_commands
 from prism_core.kernels import import_kineto_kernels, table_report
 from prism_core.memory import card_bytes
@@ -50,9 +50,9 @@ app = typer.Typer(
 app.add_typer(spare_app)
 imports = typer.Typer(help="Store another tool's file in prism's own form.", no_args_is_help=True)
 app.add_typer(imports, name="import")
-add_import_commands(imports)
 calibrates = typer.Typer(help="Measure what the models rest on.", no_args_is_help=True)
 app.add_typer(calibrates, name="calibrate")
+add_import_commands(imports, calibrates)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Command = Annotated[list[str], typer.Argument(help="The training program, after `--`.", metavar="-- CMD ...")]
@@ -182,15 +182,9 @@ def replay(
     how: Any = {"contention": contention, "symmetry": symmetry, "overlap": overlap, "messages": messages}
     settings = parse_settings(nccl or [])
     result = run_replay(
-        graph,
-        slow=parse_slow(slow or []),
-        perturb=perturb,
-        nccl=settings,
-        tuning=tuning,
-        loggops=loggops,
-        profile=profile,
-        **how,
-    )
+        graph, slow=parse_slow(slow or []), perturb=perturb, nccl=settings, tuning=tuning, loggops=loggops,
+        profile=profile, **how,
+    )  # fmt: skip
     _say(result.to_dict(), reports.replay_text, as_json)
 
 
@@ -256,11 +250,12 @@ def export(
     graph: GraphPath,
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.", metavar="FILE")],
     format: Annotated[
-        str, typer.Option("--format", help="perfetto or chrome: what ranks did when; goal: text for LogGOPSim.")
+        str,
+        typer.Option(
+            "--format", help="perfetto, chrome, csv, parquet: what ranks did when; goal, chakra: for simulators."
+        ),
     ] = "perfetto",
-    ranks: Annotated[
-        str | None, typer.Option(help="perfetto, chrome: which ranks, e.g. 0,5,8-11.", metavar="LIST")
-    ] = None,
+    ranks: Annotated[str | None, typer.Option(help="Which ranks (not goal), e.g. 0,5,8-11.", metavar="LIST")] = None,
     slow: Slow = None,
     perturb: Perturb = None,
     messages: Messages = "coarse",
@@ -269,10 +264,12 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write what ranks did when for a trace viewer, or the job as messages for another simulator."""
-    if format == "goal":
+    chosen = parse_ranks(ranks, open_graph(graph).world_size) if ranks is not None else None
+    if format == "chakra":
+        document = export_chakra(graph, output, chosen)
+    elif format == "goal":
         document = run_export(graph, output, messages=messages, tick_ps=tick_ps, rendezvous=rendezvous)  # type: ignore[arg-type]
     else:
-        chosen = parse_ranks(ranks, open_graph(graph).world_size) if ranks is not None else None
         document = export_timeline(
             graph, output, format, ranks=chosen, slow=parse_slow(slow or []), perturb=perturb,  # type: ignore[arg-type]
         )  # fmt: skip

@@ -147,11 +147,11 @@ def replay(
         "overlap": overlap_text(overlap),
         "messages": messages,
     }
-    recorded_profile = graph.meta.get("profile")
+    recorded_profile = graph.meta.get("profile") if profile is None else read_profile(profile)
     recorded = settings_of_profile(recorded_profile) if recorded_profile else {}
     used = merged(recorded, nccl or {})
     if nccl or tuning or profile:
-        base = read_profile(profile) if profile else recorded_profile or _native.profile_toml(DEFAULT_PROFILE)
+        base = recorded_profile or _native.profile_toml(DEFAULT_PROFILE)
         options["profile"] = with_settings(base, used, tuning)
     document = json.loads(_native.replay_json(graph, json.dumps(options)))
     document["nccl"] = used

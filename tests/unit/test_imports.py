@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import importlib
+import importlib.util
 import json
 import re
 import shlex
@@ -11,7 +14,8 @@ from typing import Any
 import prism_core
 import pytest
 from prism_core import ConfigError
-from prism_core.imports import import_kineto
+from prism_core.export import export_chakra, export_timeline
+from prism_core.imports import calibrate_comm, import_chakra, import_kineto, import_simai
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "traces.md"
 
@@ -44,6 +48,25 @@ def trace(rank: int, late_us: float, iterations: int = 2) -> dict[str, Any]:
             kernel = {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream}
             events.append({**kernel, "ts": begin, "dur": duration, "args": args})
     return {"schemaVersion": 1, "distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": events}
+
+
+WORKLOAD = """HYBRID_TRANSFORMER_FWD_IN_BCKWD model_parallel_NPU_group: 8 checkpoints: 0 checkpoint_initiates: 0
+2
+attention\t-1\t752000\tALLREDUCE\t20971520\t752000\tALLREDUCE\t20971520\t752000\tNONE\t0\t100
+mlp\t-1\t750000\tALLREDUCE\t20971520\t750000\tALLREDUCE\t20971520\t750000\tREDUCESCATTER\t1048576\t100
+"""
+
+
+def nccl_tests() -> str:
+    """Output of nccl-tests on one node of eight GPUs that reach 300 GB/s of bus bandwidth after 30 us."""
+    lines = ["# Collective test starting: all_reduce_perf"]
+    lines += [f"#  Rank  {rank} Group  0 Pid  {rank} on  node0 device  {rank} [0x18] NVIDIA" for rank in range(8)]
+    lines.append("#       size         count      type   redop    root     time   algbw   busbw #wrong")
+    for power in range(20, 31):
+        size = 1 << power
+        time_us = 30 + size * 2 * 7 / 8 / 300e3
+        lines.append(f"{size:12} {size // 4:12} float sum -1 {time_us:8.2f} 1.0 1.0 0")
+    return "\n".join(lines) + "\n"
 
 
 @pytest.fixture
@@ -99,9 +122,76 @@ def test_bad_input_is_an_error_with_a_way_out(prism: Any, traces: Path, tmp_path
 
 def test_commands_of_the_guide_run(prism: Any, traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(traces.parent)
+    Path("workload.txt").write_text(WORKLOAD)
+    Path("all_reduce_8.log").write_text(nccl_tests())
     blocks = re.findall(r"```\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
     commands = [shlex.split(line) for block in blocks for line in block.splitlines() if line.startswith("prism ")]
     assert len(commands) >= 5
     for command in commands:
         code, _, err = prism(*command[1:])
         assert code == 0, (command, err)
+
+
+def test_calibration_tells_its_error(tmp_path: Path) -> None:
+    log = tmp_path / "all_reduce_8.log"
+    log.write_text(nccl_tests())
+    document = calibrate_comm(log, tmp_path / "site.toml")
+    assert document["rows"] == 11 and document["left_out_by"] == "every fifth row"
+    assert document["fitted"]["median"] < 0.1 and document["fitted"]["median"] <= document["before"]["median"]
+    assert (tmp_path / "site.toml").read_text() == document["profile_toml"]
+    with pytest.raises(ConfigError, match="must be such as all_reduce"):
+        calibrate_comm(log, collective="gossip")
+
+
+def test_chakra_there_and_back(traces: Path, tmp_path: Path) -> None:
+    graph, _ = import_kineto(traces)
+    written = export_chakra(graph, tmp_path / "job")
+    profile = tmp_path / "network.toml"
+    profile.write_text(graph.meta["profile"])
+    back, account = import_chakra(
+        [tmp_path / "job.0.et", tmp_path / "job.1.et"], groups=tmp_path / "job.groups.json", profile=str(profile)
+    )
+    assert account["nodes"] == written["nodes"] and account["used_communications"] == written["communications"] == 4
+    there, again = prism_core.replay(graph).iteration_time_ns, prism_core.replay(back).iteration_time_ns
+    assert len(there) == len(again) and all(abs(a - b) <= 100 for a, b in zip(there, again, strict=True))
+
+
+def test_a_workload_replays(prism: Any, tmp_path: Path) -> None:
+    source = tmp_path / "workload.txt"
+    source.write_text(WORKLOAD)
+    graph, account = import_simai(source, world_size=16, iterations=2)
+    assert account["degrees"] == [8, 1, 2] and account["collectives"] == 5
+    assert min(prism_core.replay(graph).iteration_time_ns) > 4_506_000
+    code, out, err = prism("import", "simai", str(source), "-o", str(tmp_path / "x"), "--json")
+    assert code == 1 and "--world-size" in json.loads(out)["error"]["message"] and err
+
+
+def test_a_table_has_a_row_per_op(prism: Any, traces: Path, tmp_path: Path) -> None:
+    graph, _ = import_kineto(traces)
+    document = export_timeline(graph, tmp_path / "t.csv", "csv")
+    with (tmp_path / "t.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == document["slices"]
+    calls = [row for row in rows if row["kind"] == "communication"]
+    assert [(row["rank"], row["members"], row["bytes"]) for row in calls] == [
+        (str(rank), "2", str(4 << 20)) for rank in (0, 0, 1, 1)
+    ]
+    for row in rows:
+        assert int(row["end_ns"]) - int(row["start_ns"]) == int(row["duration_ns"]) >= 0
+    if importlib.util.find_spec("pyarrow") is None:
+        with pytest.raises(ConfigError, match="pip install pyarrow"):
+            export_timeline(graph, tmp_path / "t.parquet", "parquet")
+    else:
+        table = importlib.import_module("pyarrow.parquet")
+        export_timeline(graph, tmp_path / "t.parquet", "parquet")
+        assert table.read_table(tmp_path / "t.parquet").num_rows == len(rows)
+
+
+def test_another_network_can_be_asked_for(traces: Path) -> None:
+    graph, _ = import_kineto(traces)
+    slow = graph.meta["profile"].replace("nvlink_bytes_per_s = ", "nvlink_bytes_per_s = 1 # ")
+    path = traces / "slow.toml"
+    path.write_text(slow.replace("1 # ", "20000000 # "))
+    assert sum(prism_core.replay(graph, profile=str(path)).iteration_time_ns) > 100_000_000
+    with pytest.raises(ConfigError, match="neither built in"):
+        prism_core.replay(graph, profile="h900")

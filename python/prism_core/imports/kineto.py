@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from prism_core import _native
+from prism_core.config import read_profile
 from prism_core.errors import ConfigError
 
 PathLike = str | os.PathLike[str]
@@ -48,7 +48,7 @@ def import_kineto(
     options = {
         "ranks": dict(ranks or {}),
         "world_size": world_size,
-        "profile": None if profile is None else profile_text(profile),
+        "profile": None if profile is None else read_profile(profile),
         "keep_unmatched": keep_unmatched,
     }
     graph, account = _native.import_kineto([os.fspath(path) for path in paths], json.dumps(options))
@@ -56,14 +56,3 @@ def import_kineto(
     if output is not None:
         document = {"output": os.fspath(output), "graph_bytes": graph.save(os.fspath(output)), **document}
     return graph, document
-
-
-def profile_text(name: str) -> str:
-    """A profile's TOML text, by the name of a built-in one or by the path of a file."""
-    if name in _native.profile_names():
-        return _native.profile_toml(name)
-    try:
-        return Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        known = ", ".join(_native.profile_names())
-        raise ConfigError(f"profile {name!r} is neither built in ({known}) nor a file that can be read") from error

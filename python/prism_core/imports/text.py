@@ -14,8 +14,7 @@ def kineto_text(document: Mapping[str, Any]) -> str:
     found = document["collectives"]
     recorded, replayed = document["recorded_iteration_time_ns"], document["replayed_iteration_time_ns"]
     lines = [
-        f"{document.get('output', 'graph')}: {document['world_size']:,} ranks ({len(document['ranks']):,} with a trace), "
-        f"{document['ops']:,} ops from {document['events']:,} events",
+        f"{_head(document)}, {document['ops']:,} ops from {document['events']:,} events",
         f"collectives: matched {found['matched']}, inferred {found['inferred']}, unmatched {found['unmatched']} "
         f"(kernels of NCCL: {found['kernels']})",
         *(f"  unmatched: {line}" for line in document["unmatched"][:_SHOWN]),
@@ -28,10 +27,45 @@ def kineto_text(document: Mapping[str, Any]) -> str:
         lines.append(
             f"late: rank {late['rank']} by {late['spread_ns'] / 1000:,.0f} us to {late['kind']} of {late['group']}"
         )
+    return "\n".join([*lines, *_repairs(document)])
+
+
+def chakra_text(document: Mapping[str, Any]) -> str:
+    """What `prism import chakra` prints."""
+    kinds = ", ".join(f"{count:,} {name}" for name, count in document["nodes_by_type"].items())
+    lines = [
+        f"{_head(document)}, {document['ops']:,} ops from {document['nodes']:,} nodes",
+        f"schema: {', '.join(document['schemas'])}",
+        f"nodes: {kinds}",
+        f"communications: {document['communications']:,}, in the graph {document['used_communications']:,}",
+    ]
+    return "\n".join([*lines, *_repairs(document)])
+
+
+def simai_text(document: Mapping[str, Any]) -> str:
+    """What `prism import simai` prints."""
+    tensor, expert, data = document["degrees"]
+    return "\n".join(
+        [
+            f"{document.get('output', 'graph')}: {document['world_size']:,} ranks (tensor-parallel {tensor}, "
+            f"expert-parallel {expert}, data-parallel {data})",
+            f"{document['ops']:,} ops from {document['layers']:,} layers",
+            f"collectives of a rank: {document['collectives']:,} ({document['collectives_alone']:,} in groups of one)",
+        ]
+    )
+
+
+def _head(document: Mapping[str, Any]) -> str:
+    ranks = f"{document['world_size']:,} ranks ({len(document['ranks']):,} with a trace)"
+    return f"{document.get('output', 'graph')}: {ranks}"
+
+
+def _repairs(document: Mapping[str, Any]) -> list[str]:
+    lines = []
     for name, note in sorted(document["repairs"].items()):
         lines.append(f"{name}: {note['count']}")
         lines += [f"  {line}" for line in note["listed"][:_SHOWN]]
-    return "\n".join(lines)
+    return lines
 
 
 def _milliseconds(times: list[int]) -> str:

@@ -8,11 +8,15 @@
 //! the size of a file. What has to be repaired or left out is counted and listed in the summary; *collectives in =
 //! collectives out + listed* is checked. Nothing that a file contains can make a reader panic.
 
+pub mod calibrate;
+pub mod chakra;
 pub mod error;
 pub mod input;
 pub mod json;
 pub mod kineto;
 pub mod notes;
+pub mod simai;
+pub mod wire;
 
 pub use error::ImportError;
 pub use notes::Notes;

@@ -4,19 +4,21 @@ use crate::error::{ConfigError, from_json, from_sim};
 use crate::graph::Graph;
 use crate::replay::{perturb_of, profile_of, slow_of, step_messages_of};
 use prism_engine::analysis::JobTrace;
-use prism_engine::export::{Timeline, chrome, perfetto};
+use prism_engine::export::{Timeline, chrome, perfetto, table};
 use prism_engine::ids::Rank;
 use prism_engine::lower::goal::{GoalOptions, program};
 use prism_engine::lower::{LowerOptions, lower};
 use prism_engine::messages::goal;
 use prism_engine::replay::ReplayOptions;
+use prism_import::chakra;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{BufWriter, Write};
+use std::path::PathBuf;
 
-/// Writes what some ranks did when. `options_json`: `format` (`perfetto` or `chrome`), `ranks`, and `slow`, `perturb`, `profile`
+/// Writes what some ranks did when. `options_json`: `format` (`perfetto`, `chrome` or `csv`), `ranks`, and `slow`, `perturb`, `profile`
 /// as for a diagnosis. Returns what was written as JSON. Raises ConfigError or OSError.
 #[pyfunction]
 pub(crate) fn export_timeline(
@@ -39,17 +41,20 @@ pub(crate) fn export_timeline(
         return Err(ConfigError::new_err(format!("rank {outside} is none of the {} of the job", graph.world_size())));
     }
     let ranks: Vec<Rank> = ranks.into_iter().map(|rank| Rank(rank as u32)).collect();
-    let is_perfetto = match options.get("format").and_then(Value::as_str) {
-        Some("perfetto") => true,
-        Some("chrome") => false,
-        other => return Err(ConfigError::new_err(format!("format is {other:?}: it must be perfetto or chrome"))),
+    let writer: fn(&Timeline, &mut BufWriter<File>) -> std::io::Result<()> = match options
+        .get("format")
+        .and_then(Value::as_str)
+    {
+        Some("perfetto") => perfetto::write,
+        Some("chrome") => chrome::write,
+        Some("csv") => table::write,
+        other => return Err(ConfigError::new_err(format!("format is {other:?}: it must be perfetto, chrome or csv"))),
     };
     py.detach(|| {
         let trace = JobTrace::record(&graph, &how).map_err(|error| from_sim(&error))?;
         let timeline = Timeline::of(&trace, &ranks).map_err(|error| from_sim(&error))?;
         let write = || {
             let mut out = BufWriter::new(File::create(path)?);
-            let writer = if is_perfetto { perfetto::write } else { chrome::write };
             writer(&timeline, &mut out)?;
             out.flush()
         };
@@ -96,4 +101,23 @@ pub(crate) fn export_goal(py: Python<'_>, graph: PyRef<'_, Graph>, path: &str, o
         });
         Ok(document.to_string())
     })
+}
+
+/// Writes ranks as Chakra traces, `PREFIX.RANK.et`, and their groups. Returns what was written as JSON. Raises ConfigError or
+/// OSError.
+#[pyfunction]
+pub(crate) fn export_chakra(
+    py: Python<'_>,
+    graph: PyRef<'_, Graph>,
+    prefix: PathBuf,
+    ranks: Vec<u32>,
+) -> PyResult<String> {
+    let graph = graph.inner(py)?;
+    if let Some(outside) = ranks.iter().find(|rank| **rank >= graph.world_size()) {
+        return Err(ConfigError::new_err(format!("rank {outside} is none of the {} of the job", graph.world_size())));
+    }
+    let ranks: Vec<Rank> = ranks.into_iter().map(Rank).collect();
+    let written = py.detach(|| chakra::write::write_ranks(&graph, &ranks, &prefix));
+    let written = written.map_err(|error| PyOSError::new_err(format!("cannot write {}: {error}", prefix.display())))?;
+    serde_json::to_string(&written).map_err(|error| from_json("result", &error))
 }

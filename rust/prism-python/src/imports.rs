@@ -3,7 +3,7 @@
 use crate::error::{ConfigError, from_json, from_profile};
 use crate::graph::Graph;
 use prism_engine::profile::Profile;
-use prism_import::{ImportError, kineto};
+use prism_import::{ImportError, calibrate, chakra, kineto, simai};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use serde::Deserialize;
@@ -46,4 +46,81 @@ pub(crate) fn import_kineto(py: Python<'_>, paths: Vec<PathBuf>, options_json: &
     let imported = py.detach(|| kineto::import(&paths, &options)).map_err(|error| from_import(&error))?;
     let account = serde_json::to_string(&imported.summary).map_err(|error| from_json("account", &error))?;
     Ok((imported.graph.into(), account))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ChakraOptions {
+    world_size: Option<u32>,
+    groups: Option<String>,
+    profile: Option<String>,
+}
+
+/// Makes a graph of Chakra traces, one per rank. `options_json`: `world_size`, `groups` (JSON text), `profile` (TOML text).
+/// Returns the graph and the account as JSON. Raises ConfigError or OSError.
+#[pyfunction]
+pub(crate) fn import_chakra(py: Python<'_>, paths: Vec<PathBuf>, options_json: &str) -> PyResult<(Graph, String)> {
+    let options: ChakraOptions = serde_json::from_str(options_json).map_err(|error| from_json("options", &error))?;
+    let options = chakra::Options {
+        world_size: options.world_size,
+        groups: options.groups,
+        profile: profile_of(options.profile.as_deref())?,
+    };
+    let (graph, summary) = py.detach(|| chakra::import(&paths, &options)).map_err(|error| from_import(&error))?;
+    let account = serde_json::to_string(&summary).map_err(|error| from_json("account", &error))?;
+    Ok((graph.into(), account))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SimaiOptions {
+    world_size: Option<u32>,
+    expert_parallel: Option<u32>,
+    #[serde(default)]
+    iterations: u32,
+    profile: Option<String>,
+}
+
+/// Makes a graph of a SimAI workload. `options_json`: `world_size`, `expert_parallel`, `iterations`, `profile` (TOML text).
+/// Returns the graph and the account as JSON. Raises ConfigError or OSError.
+#[pyfunction]
+pub(crate) fn import_simai(py: Python<'_>, path: PathBuf, options_json: &str) -> PyResult<(Graph, String)> {
+    let options: SimaiOptions = serde_json::from_str(options_json).map_err(|error| from_json("options", &error))?;
+    let options = simai::Options {
+        world_size: options.world_size,
+        expert_parallel: options.expert_parallel,
+        iterations: options.iterations,
+        profile: profile_of(options.profile.as_deref())?,
+    };
+    let (graph, summary) = py.detach(|| simai::import(&path, &options)).map_err(|error| from_import(&error))?;
+    let account = serde_json::to_string(&summary).map_err(|error| from_json("account", &error))?;
+    Ok((graph.into(), account))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CalibrateOptions {
+    profile: String,
+    collective: Option<String>,
+    ranks: Option<u32>,
+    nodes: Option<u32>,
+}
+
+/// Fits the network of a profile to measured collectives. `options_json`: `profile` (TOML text), and what files do not tell:
+/// `collective`, `ranks`, `nodes`. Returns the profile as TOML text and the account as JSON. Raises ConfigError or OSError.
+#[pyfunction]
+pub(crate) fn calibrate_comm(py: Python<'_>, paths: Vec<PathBuf>, options_json: &str) -> PyResult<(String, String)> {
+    let options: CalibrateOptions = serde_json::from_str(options_json).map_err(|error| from_json("options", &error))?;
+    let profile = Profile::from_toml(&options.profile).map_err(|error| from_profile(&error))?;
+    let kind = match &options.collective {
+        None => None,
+        Some(name) => match kineto::read::kind_of_call(name) {
+            Some(kineto::event::CommKind::Collective(kind)) => Some(kind),
+            _ => return Err(ConfigError::new_err(format!("collective is {name:?}: it must be such as all_reduce"))),
+        },
+    };
+    let hints = calibrate::logs::Hints { kind, ranks: options.ranks, nodes: options.nodes };
+    let fitted = py.detach(|| calibrate::calibrate(&paths, &profile, &hints)).map_err(|error| from_import(&error))?;
+    let account = serde_json::to_string(&fitted.1).map_err(|error| from_json("account", &error))?;
+    Ok((fitted.0.to_toml(), account))
 }

@@ -32,11 +32,11 @@ mod _native {
     #[pymodule_export]
     use super::error::{ConfigError, DeadlockError, GraphFormatError, MismatchError, PrismError, ShimError};
     #[pymodule_export]
-    use super::export::{export_goal, export_timeline};
+    use super::export::{export_chakra, export_goal, export_timeline};
     #[pymodule_export]
     use super::graph::{Graph, Recording, assemble};
     #[pymodule_export]
-    use super::imports::import_kineto;
+    use super::imports::{calibrate_comm, import_chakra, import_kineto, import_simai};
     #[pymodule_export]
     use super::messages::MessageProgram;
     #[pymodule_export]

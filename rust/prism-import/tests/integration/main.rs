@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod calibrate;
+mod chakra;
 mod hostile;
 mod kineto;
 mod kineto_cases;
+mod simai;
 mod support;
