@@ -90,4 +90,4 @@ def _frontier(plan: Mapping[str, Any]) -> str:
     if not (files("prism_core.spare") / "plots.py").is_file():
         return ""
     plots = importlib.import_module("prism_core.spare.plots")
-    return f'<div class="scroll">{plots.frontier_svg(plots.curves(plan["frontier"]))}</div>'
+    return f'<div class="scroll picture">{plots.frontier_svg(plots.curves(plan["frontier"]))}</div>'
