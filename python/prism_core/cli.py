@@ -13,6 +13,7 @@ import typer
 from prism_core import doctor as examination
 from prism_core import report as reports
 from prism_core.calibrate import Sizes, calibrate_compute
+from prism_core.cli_config import read_options
 from prism_core.collect import collect as run_collect
 from prism_core.config import DEFAULT_DEVICE, CollectConfig, EmulateConfig, parse_ranks, parse_slow
 from prism_core.contents import contents_text
@@ -376,6 +377,11 @@ def sweep_configurations(
 
 @app.callback(invoke_without_command=True)
 def _options(
+    context: typer.Context,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="Options of commands, a table for each.", metavar="FILE.toml")
+    ] = None,
+    settings: Settings = None,
     version: Annotated[bool, typer.Option("--version", help="Print version and build, and leave.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More on stderr.")] = False,
 ) -> None:
@@ -384,6 +390,8 @@ def _options(
     if version:
         sys.stdout.write(version_text() + "\n")
         raise typer.Exit
+    if config is not None or settings:
+        context.default_map = read_options(config, settings or (), context.command)
 
 
 #: Exit code of an interrupted command: 128 + SIGINT.

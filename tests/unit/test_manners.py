@@ -143,6 +143,32 @@ def test_every_command_prints_json() -> None:
     assert without in ([], ["sweep"])
 
 
+def test_options_come_from_a_file_and_can_be_set_for_once(prism: Any, sweep: Path) -> None:
+    job, config = sweep / "job.prism", sweep / "prism.toml"
+    config.write_text('[replay]\nslow = ["0=2.0", "1=3.0"]\njson = true\n[spare.plan]\ngroups = 8\n')
+
+    def time(*before: object, after: tuple[str, ...] = ()) -> int:
+        code, out, err = prism(*before, "replay", job, *after)
+        assert code == 0, err
+        return int(json.loads(out)["iteration_time_ns"][0])
+
+    plain = time(after=("--json",))
+    assert time("--set", "replay.json=true") == plain
+    slow = prism_core.replay(job, slow={0: 2.0, 1: 3.0}).iteration_time_ns[0]
+    assert time("--config", config) == slow
+    assert time("--config", config, "--set", "replay.slow=[]") == plain
+    assert time("--config", config, after=("--slow", "1=1.0")) == plain, "the command line comes first"
+    for text, message in (
+        ("[repaly]\n", "none of the commands' tables"), ("[replay]\nspeed = 1\n", "replay.speed is no option"),
+        ("[replay]\ncontention = [1]\n", "must be one value"), ("[", "is not TOML"),
+    ):  # fmt: skip
+        config.write_text(text)
+        code, _, err = prism("--config", config, "replay", job)
+        assert code == 1 and message in err, err
+    code, _, err = prism("--config", sweep / "none.toml", "replay", job)
+    assert code == 1 and "cannot read" in err
+
+
 def test_the_version_names_the_build(prism: Any) -> None:
     code, out, _ = prism("--version")
     assert code == 0

@@ -35,7 +35,9 @@ _PARTS = {
     "idle": ("idle", "idle"),
 }
 _CLASSES = {"gemm": "compute", "kernel": "compute2", "operator": "compute3", "memcpy": "compute4", "memset": "compute4"}
-_PROVENANCE = {"measured": "good", "imported": "compute", "modelled": "compute2", "default": "waiting"}
+#: Part of the iteration from which a straggler is shown, as in a diagnosis.
+_NOTICEABLE = 0.005
+_PROVENANCE = {"measured": "good", "imported": "compute", "modelled": "compute2", "default": "host"}
 
 
 def render(content: Content) -> str:
@@ -241,6 +243,7 @@ def _map_section(content: Content) -> str:
 
 def _late(overview: Mapping[str, Any]) -> str:
     remark = "The slow rank is the one that does not wait. Usual: the median of the ranks with its program."
+    least = _NOTICEABLE * overview["length_ns"]
     rows = [
         [
             f"<b>{late['rank']}</b>",
@@ -252,6 +255,7 @@ def _late(overview: Mapping[str, Any]) -> str:
             f"{100 * (late['compute_ns'] / late['usual_compute_ns'] - 1):+.1f} %" if late["usual_compute_ns"] else "-",
         ]
         for late in overview["late"]
+        if max(late["usual_waited_ns"] - late["waited_ns"], late["compute_ns"] - late["usual_compute_ns"]) >= least
     ]
     if not rows:
         return _section("Stragglers", "<p>None: no rank waits noticeably less, or computes more, than its equals.</p>")

@@ -23,9 +23,9 @@ def run_sections(content: Mapping[str, Any], section: Section) -> Iterator[str]:
     yield section("Iterations of the run", table(["iteration", "", "time"], rows, (2,)) if rows else "")
     yield _sandbox(summary, section)
     yield _communicators(summary, section)
-    yield section(
-        "Cost of this run", pairs({key: _cost(key, timing[key]) for key in sorted(timing.keys() - {"graph"})})
-    )
+    cost = {key: _cost(key, timing[key]) for key in sorted(timing.keys() - {"graph"})}
+    named = {key.removesuffix("_ns").removesuffix("_bytes"): value for key, value in cost.items()}
+    yield section("Cost of this run", pairs(named))
 
 
 def _cost(key: str, value: Any) -> str:
@@ -90,4 +90,4 @@ def _frontier(plan: Mapping[str, Any]) -> str:
     if not (files("prism_core.spare") / "plots.py").is_file():
         return ""
     plots = importlib.import_module("prism_core.spare.plots")
-    return f'<div class="scroll">{plots.frontier_svg(plan["frontier"])}</div>'
+    return f'<div class="scroll picture">{plots.frontier_svg(plots.curves(plan["frontier"]))}</div>'
