@@ -112,7 +112,7 @@ def test_bad_input_is_an_error_with_a_way_out(prism: Any, traces: Path, tmp_path
     text.write_text("this is no JSON")
     with pytest.raises(ConfigError, match="is not a profiler trace"):
         import_kineto(text)
-    with pytest.raises(ConfigError, match="neither built in"):
+    with pytest.raises(ConfigError, match="neither a device profile"):
         import_kineto(traces, profile="h900")
     with pytest.raises(ConfigError, match=r"rank1.json.* both claim rank 0"):
         import_kineto(traces, ranks={"rank1.json": 0})
@@ -193,5 +193,5 @@ def test_another_network_can_be_asked_for(traces: Path) -> None:
     path = traces / "slow.toml"
     path.write_text(slow.replace("1 # ", "20000000 # "))
     assert sum(prism_core.replay(graph, profile=str(path)).iteration_time_ns) > 100_000_000
-    with pytest.raises(ConfigError, match="neither built in"):
+    with pytest.raises(ConfigError, match="neither a device profile"):
         prism_core.replay(graph, profile="h900")
