@@ -129,8 +129,12 @@ def cases() -> list[Case]:
             "torchtitan",
             TITAN,
             {
-                world: parallelism(pipeline_parallel_degree=2, data_parallel_shard_degree=world // 4,
-                                   tensor_parallel_degree=2)
+                world: parallelism(
+                    pipeline_parallel_degree=2,
+                    data_parallel_replicate_degree=world // 8,
+                    data_parallel_shard_degree=2,
+                    tensor_parallel_degree=2,
+                )
                 for world in WORLDS
             },
             two,

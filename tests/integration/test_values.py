@@ -80,6 +80,11 @@ PROGRAM = """
     print("VALUE read_only", json.dumps(known.tolist()))
     isnan = torch.isnan(product).any().item()
     print("VALUE isnan", json.dumps(isnan))
+    healthy = [torch.isfinite(product).all(), torch.isinf(product).any(), (product != product).any()]
+    print("VALUE healthy", json.dumps([value.item() for value in healthy]))
+    print("VALUE norm", json.dumps(torch.linalg.vector_norm(product).item()))
+    exact = torch.tensor([1.0, float("inf"), float("nan")], **d)
+    print("VALUE exact", json.dumps([torch.isfinite(exact).tolist(), torch.isinf(exact).tolist()]))
 """
 
 
@@ -127,6 +132,12 @@ def test_a_view_is_written_and_an_input_is_not(run: tuple[dict[str, Any], Any, A
     assert run[0]["isnan"] is False
 
 
+def test_checks_for_overflow_find_a_healthy_run_in_what_nobody_computes(run: tuple[dict[str, Any], Any, Any]) -> None:
+    assert run[0]["healthy"] == [True, False, False]
+    assert run[0]["norm"] == 1.0
+    assert run[0]["exact"] == [[True, False, False], [False, True, False]], "what is known stays exact"
+
+
 def test_every_read_has_a_grade(run: tuple[dict[str, Any], dict[str, Any], Path]) -> None:
     _, values, program = run
     unknown = [site for site in values["sites"] if site["grade"] == "unknown"]
@@ -137,6 +148,7 @@ def test_every_read_has_a_grade(run: tuple[dict[str, Any], dict[str, Any], Path]
     assert values["known"] >= len(EXPRESSIONS) - 2
     sources = {site["source"] for site in values["sites"] if site["grade"] == "provided"}
     assert {"loss scale: gradients are finite", "random numbers of the CPU", "no value is NaN"} <= sources
+    assert {"values are finite", "a norm is 1"} <= sources
 
 
 RULES = """
