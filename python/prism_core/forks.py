@@ -36,7 +36,7 @@ AUTOMATIC_FROM = 4
 #: How many modules may turn out to be unfit for sharing, one after the other.
 MAX_EXCLUDED = 8
 #: A rank that has used the device for this long and has not said what it imports will not do so before it ends.
-PATIENCE_S = 3.0
+PATIENCE_S = 30.0
 #: How long a process with all imports may take to fork.
 FORK_TIMEOUT_S = 60.0
 MAX_MESSAGE_BYTES = 1 << 16
@@ -262,6 +262,7 @@ class ForkStarter(_Noted):
         self._list = Path(self._folder.name) / "imports.json"
         self._seen: os.stat_result | None = None
         self._first: int | None = None
+        self._process: Process | None = None
         self._environment: dict[str, str] = {}
         self._servers: list[_Server] = []
         self._server: _Server | None = None
@@ -288,10 +289,12 @@ class ForkStarter(_Noted):
             return True
 
     def _await_list(self, is_connected: Callable[[int], bool]) -> None:
+        is_over = self._process is not None and self._process.poll() is not None
         if self._is_list_new():
             self._serve()
-            return
-        if self._connected_since is None:
+        elif is_over:
+            self._give_up("the first rank ended and did not say what it had imported")
+        elif self._connected_since is None:
             assert self._first is not None
             self._connected_since = time.monotonic() if is_connected(self._first) else None
         elif time.monotonic() - self._connected_since > PATIENCE_S:
@@ -368,7 +371,8 @@ class ForkStarter(_Noted):
         if self._first is None or self._server is None:
             self._first, self._environment = rank, environment
             asked = {"PRISM_IMPORTS": str(self._list), "PRISM_RANK_VARIABLES": ",".join(RANK_VARIABLES)}
-            return self._exec.start(rank, argv, environment | asked)
+            self._process = self._exec.start(rank, argv, environment | asked)
+            return self._process
         process = self._server.fork(environment)
         self.num_forked += 1
         return process
