@@ -77,7 +77,6 @@ impl Graph {
     }
 
     /// In what another graph differs from this one, op for op, as JSON. `ignore`: any of `durations`, `host`, `memory`.
-    #[pyo3(signature = (other, ignore=Vec::new()))]
     fn difference_json(&self, py: Python<'_>, other: PyRef<'_, Self>, ignore: Vec<String>) -> PyResult<String> {
         let mut chosen = graph::Ignore::default();
         for name in &ignore {
