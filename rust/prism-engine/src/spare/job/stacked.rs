@@ -297,6 +297,8 @@ impl Text<'_> {
         let (range, last) = (body.ops.start..self.end(body), body.ops.end - 1);
         let wanted: Vec<usize> = range.filter(|at| self.is_cross(&self.source[*at])).chain([last]).collect();
         let copy = self.ops.len() as u64;
+        // Nothing of the step before is left to overlap with.
+        self.sync();
         for at in wanted {
             if at == last {
                 // The end of the iteration is that of everything issued to its stream, on which nothing is done here.
