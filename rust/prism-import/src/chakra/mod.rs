@@ -3,7 +3,8 @@
 //! Nodes become ops on streams: one for the host's nodes, one for computing, one for moving memory, one per process group and
 //! direction of messages (or the streams that the nodes name). Nodes of a stream run in an order that respects all
 //! dependencies; dependencies between streams become events. Durations are those of the file; communication takes what the
-//! network profile says. Ranks without a file come to everything at once.
+//! network profile says. What depends on a send waits until it is issued, not until it is received, as the simulators that read these
+//! traces have it (the attribute `is_blocking` says otherwise). Ranks without a file come to everything at once.
 
 pub mod node;
 pub mod order;
@@ -241,12 +242,13 @@ impl Importer {
                     draft.ops.push((StreamId(stream), DraftOp::Op(OpKind::EventWait { event })));
                 }
             }
-            if let Some(op) = self.op(rank, node, builder) {
-                draft.ops.push((StreamId(stream), op));
-            }
-            if let Some(event) = events.get(at) {
-                draft.ops.push((StreamId(stream), DraftOp::Op(OpKind::EventRecord { event: EventId(*event) })));
-            }
+            let op = self.op(rank, node, builder).map(|op| (StreamId(stream), op));
+            let record = |event: &u32| DraftOp::Op(OpKind::EventRecord { event: EventId(*event) });
+            let record = events.get(at).map(|event| (StreamId(stream), record(event)));
+            // A send is over for its own rank when it is issued, unless it says otherwise.
+            let is_eager = NodeType::from_number(node.node_type) == NodeType::Send && !node.is_blocking;
+            let both = if is_eager { [record, op] } else { [op, record] };
+            draft.ops.extend(both.into_iter().flatten());
         }
         draft
     }
@@ -279,7 +281,7 @@ impl Importer {
         Some(DraftOp::Op(OpKind::Compute { duration, name, class, provenance }))
     }
 
-    fn communication(&self, rank: u32, node: &Node) -> Result<DraftOp, String> {
+    fn communication(&mut self, rank: u32, node: &Node) -> Result<DraftOp, String> {
         let group = node.group.clone().unwrap_or_default();
         let bytes = node.comm_size.unwrap_or(0).max(1);
         let members = self.groups.get(&group);
@@ -297,6 +299,10 @@ impl Importer {
         if peer == rank || !is_member(peer) {
             return Err(format!("its peer, {peer}, does not fit"));
         }
+        // Calls of one communicator follow each other; messages of different ways do not.
+        let (source, destination) = if is_send { (rank, peer) } else { (peer, rank) };
+        let group = format!("{group}, {source} to {destination}");
+        self.groups.insert(group.clone(), vec![source, destination]);
         Ok(DraftOp::Message { group, is_send, peer, bytes })
     }
 

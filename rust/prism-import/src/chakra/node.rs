@@ -67,6 +67,8 @@ pub struct Node {
     pub root: Option<u32>,
     /// Stream.
     pub stream: Option<u32>,
+    /// Does a send hold up those that depend on it until it is through?
+    pub is_blocking: bool,
 }
 
 impl Node {
@@ -85,6 +87,7 @@ impl Node {
             "comm_dst" => self.destination = small(),
             "root" | "root_rank" | "comm_root" => self.root = small(),
             "stream" => self.stream = small(),
+            "is_blocking" => self.is_blocking = number().is_some_and(|number| number != 0),
             "duration_ns" => self.duration = number().and_then(|ns| i64::try_from(ns).ok()).unwrap_or(self.duration),
             "pg_name" | "comm_group" | "comm_id" => {
                 self.group = Some(match value {

@@ -232,6 +232,9 @@ impl<'a, W: Write> Writer<'a, W> {
         for (name, value) in numbers {
             attribute(&mut node, name, Attribute::Number(*value));
         }
+        if node_type == 5 {
+            attribute(&mut node, "is_blocking", Attribute::Flag(true));
+        }
         if group == 0 {
             attribute(&mut node, "stream", Attribute::Number(u64::from(op.stream.0)));
         }
