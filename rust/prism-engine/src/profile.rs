@@ -315,6 +315,7 @@ impl Profile {
         let (device, node, network) = (&self.device, &self.node, &self.network);
         let positive = [
             ("device.sm_count", u64::from(device.sm_count)),
+            ("device.clock_khz", u64::from(device.clock_khz)),
             ("device.memory_bytes", device.memory_bytes),
             ("device.memory_bytes_per_s", device.memory_bytes_per_s),
             ("node.gpus", u64::from(node.gpus)),

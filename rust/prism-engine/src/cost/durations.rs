@@ -73,6 +73,10 @@ impl Durations {
         };
         let (modelled, class, provenance) =
             compute::duration_of(&self.profile, &by_name(work, named.facts.model), named.facts.pattern);
+        // Bytes say little of a kernel that computes: without its shape its time stays a guess.
+        let computes = matches!(family, Family::Gemm | Family::Attention | Family::Convolution);
+        let is_guess = computes && named.facts.model.is_none() && matches!(work, Work::Kernel { .. });
+        let provenance = if is_guess { Provenance::Default } else { provenance };
         let (duration, provenance) = known.unwrap_or((modelled, provenance));
         Estimate { duration, class, family, provenance }
     }

@@ -129,6 +129,9 @@ fn family(name: &str) -> Family {
     if name.starts_with("triton_poi_") {
         return Family::Elementwise;
     }
+    if name.starts_with("triton_tem_") {
+        return if name.contains("attention") { Family::Attention } else { Family::Gemm };
+    }
     if name.starts_with("triton_red_") || name.starts_with("triton_per_") {
         return Family::Reduction;
     }

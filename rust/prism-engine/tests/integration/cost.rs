@@ -79,6 +79,7 @@ fn numbers_out_of_range_are_refused() {
         }
     };
     assert_eq!(change("gpus = 8", "gpus = 0"), "node.gpus");
+    assert_eq!(change("clock_khz = 1980000", "clock_khz = 0"), "device.clock_khz");
     assert_eq!(change("memory_efficiency = 0.8", "memory_efficiency = 1.5"), "device.memory_efficiency");
     assert_eq!(change("nic_efficiency = 0.96", "nic_efficiency = nan"), "network.nic_efficiency");
     assert_eq!(change("ring_slices_per_step = 2", "ring_slices_per_step = 17"), "network.ring_slices_per_step");
@@ -305,6 +306,20 @@ fn the_bytes_of_a_launch_are_at_most_what_its_name_allows() {
     assert_eq!(found[0], found[1]);
     assert!(found[2].0 < found[0].0 && found[3].0 > found[0].0);
     assert!(found.iter().all(|(_, provenance)| *provenance == Provenance::Modelled));
+}
+
+#[test]
+fn bytes_alone_are_no_model_of_a_kernel_that_computes() {
+    let work = Work::Kernel { grid: [132, 1, 1], threads_per_block: 384, bytes: 1 << 20 };
+    let names = [
+        "void cutlass::device_kernel<GemmUniversal>",
+        "triton_tem_fused_mm_0",
+        "fmha_cutlassF_bf16",
+        "triton_red_fused_0",
+    ];
+    let found = estimates(TABLE, &names.map(|name| (name, work)));
+    let provenances = found.iter().map(|(_, provenance)| *provenance);
+    assert!(provenances.eq([Provenance::Default, Provenance::Default, Provenance::Default, Provenance::Modelled]));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! Parameters of kernels hold stale pointers: structs are passed with parts that were never set. An operator of the value
 //! plane knows what it writes to, so while it runs, launches only name themselves as writers and make nothing unknown.
 
-use super::blocks::Blocks;
+use super::blocks::{Block, Blocks};
 use super::known;
 use std::cell::{Cell, RefCell};
 
@@ -41,13 +41,13 @@ pub(super) fn launch(writer: u32) -> bool {
     DEPTH.get() > 0
 }
 
-/// What is launched may write to the block that `address` points into.
+/// What is launched may write anywhere in a block.
 #[inline]
-pub(super) fn written(blocks: &Blocks, address: usize, writer: u32, is_held: bool) {
+pub(super) fn written(blocks: &Blocks, block: &Block, writer: u32, is_held: bool) {
     if is_held {
-        known::written_by_held(blocks, address, writer);
+        known::written_by_held(blocks, block, writer);
     } else {
-        known::written_by(blocks, address, writer);
+        known::written_by(blocks, block, writer);
     }
 }
 

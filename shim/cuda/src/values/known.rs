@@ -130,22 +130,19 @@ fn forget(blocks: &Blocks, address: usize) {
     }
 }
 
-/// A kernel may have written anywhere in the block that `address` points into.
+/// A kernel may have written anywhere in a block.
 #[inline]
-pub(super) fn written_by(blocks: &Blocks, address: usize, writer: u32) {
-    let Some(block) = blocks.find(address) else { return };
+pub(super) fn written_by(blocks: &Blocks, block: &Block, writer: u32) {
     if block.has_known {
         state().cut(block.start, block.end);
     }
-    blocks.set(&block, writer, false);
+    blocks.set(block, writer, false);
 }
 
 /// As [`written_by`], but what is known stays so.
-pub(super) fn written_by_held(blocks: &Blocks, address: usize, writer: u32) {
-    if let Some(block) = blocks.find(address)
-        && !block.has_known
-    {
-        blocks.set(&block, writer, false);
+pub(super) fn written_by_held(blocks: &Blocks, block: &Block, writer: u32) {
+    if !block.has_known {
+        blocks.set(block, writer, false);
     }
 }
 
@@ -251,7 +248,8 @@ mod tests {
         assert_eq!(grade(base, 16), Grade::Known);
         known(base + 8, 4, Some(rule));
         assert_eq!(grade(base, 16), Grade::Provided(rule));
-        written_by(blocks::existing().expect("made"), base + 4000, kernel);
+        let blocks = blocks::existing().expect("made");
+        written_by(blocks, &blocks.find(base + 4000).expect("inside"), kernel);
         assert_eq!(grade(base, 8), Grade::Unknown(kernel));
         known(base + 512, 100, None);
         copied(base + 1024, base + 512, 200);

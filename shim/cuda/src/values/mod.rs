@@ -237,8 +237,12 @@ unsafe fn walk(
             continue;
         }
         seen += 1;
+        if step.access == Access::Reads && touched.is_none() {
+            continue;
+        }
+        let Some(block) = blocks.find(word) else { continue };
         if let Some(touched) = touched.as_deref_mut() {
-            touched.add(blocks, word);
+            touched.add(&block, word);
         }
         match step.access {
             Access::Reads => {}
@@ -248,7 +252,7 @@ unsafe fn walk(
                 }
             }
             Access::WritesAllButFirst if seen == 1 => {}
-            _ => hold::written(blocks, word, writer, is_held),
+            _ => hold::written(blocks, &block, writer, is_held),
         }
     }
 }
@@ -282,7 +286,9 @@ pub(crate) fn library_wrote(address: *const c_void, name: &'static str) {
     let mut numbers = NUMBERS.lock().unwrap_or_else(PoisonError::into_inner);
     let writer = *numbers.entry(name).or_insert_with(|| known::number(name));
     let is_held = hold::launch(writer);
-    hold::written(blocks, address.addr(), writer, is_held);
+    if let Some(block) = blocks.find(address.addr()) {
+        hold::written(blocks, &block, writer, is_held);
+    }
 }
 
 /// A library call that is recorded, not run, may write anything.

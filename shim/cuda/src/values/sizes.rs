@@ -5,7 +5,7 @@
 //! of PyTorch's sources (`aten/src/ATen/native/cuda`). Where no rule knows a kernel (Triton's, libraries'), the blocks of
 //! memory behind its pointers bound what it can touch.
 
-use super::blocks::Blocks;
+use super::blocks::Block;
 use super::fatbin::Parameter;
 use super::lists;
 use super::signature;
@@ -345,10 +345,9 @@ impl Touched {
         Self { elements, starts: [0; DISTINCT], count: 0, whole: 0, largest: 0, parts: [0; DISTINCT] }
     }
 
-    /// The launch has this pointer.
+    /// The launch has this pointer into a block.
     #[inline]
-    pub(super) fn add(&mut self, blocks: &Blocks, address: usize) {
-        let Some(block) = blocks.find(address) else { return };
+    pub(super) fn add(&mut self, block: &Block, address: usize) {
         if self.starts[..self.count.min(DISTINCT)].contains(&block.start) {
             return;
         }
@@ -543,7 +542,11 @@ mod tests {
         blocks.insert(base + (8 << 20), 1 << 30);
         let touched_by = |elements: u64, addresses: &[usize]| {
             let mut touched = Touched::new(elements);
-            addresses.iter().for_each(|address| touched.add(blocks, *address));
+            for address in addresses {
+                if let Some(block) = blocks.find(*address) {
+                    touched.add(&block, *address);
+                }
+            }
             touched.bytes(GRID, BLOCK)
         };
         let touched = |addresses: &[usize]| touched_by(0, addresses);
