@@ -209,12 +209,13 @@ class KeptRecording:
     rank: int
     num_ops: int
     _digest: str
+    _untimed_digest: str
     _info: str
     _shelf: RecordingShelf
 
-    def digest(self) -> str:
-        """Hash of the program."""
-        return self._digest
+    def digest(self, *, times: bool = True) -> str:
+        """Hash of the program, with or without its durations and host time."""
+        return self._digest if times else self._untimed_digest
 
     def info_json(self) -> str:
         """Facts about it."""
@@ -224,9 +225,9 @@ class KeptRecording:
         """The recording itself."""
         return self._shelf.fetch(self.rank)
 
-    def difference(self, other: KeptRecording) -> str | None:
-        """The first difference to another one, in words."""
-        difference: str | None = self.recording().difference(other.recording())
+    def difference(self, other: KeptRecording, *, times: bool = True) -> str | None:
+        """The first difference to another one, in words; durations and host time count or not."""
+        difference: str | None = self.recording().difference(other.recording(), times=times)
         return difference
 
 
@@ -259,7 +260,8 @@ class RecordingShelf:
             self.disk_bytes += len(data)
         self._num_kept += 1
         self._remember(recording)
-        return KeptRecording(recording.rank, recording.num_ops, recording.digest(), recording.info_json(), self)
+        digests = recording.digest(), recording.digest(times=False)
+        return KeptRecording(recording.rank, recording.num_ops, *digests, recording.info_json(), self)
 
     def take(self, part: Part) -> KeptRecording:
         """Keeps a recording that is on disk."""
