@@ -28,6 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const LITTLE_PATIENCE: Duration = Duration::from_millis(100);
 /// Real time after which a thread that sleeps is at rest, whatever others do.
 const SURELY_ASLEEP: Duration = Duration::from_secs(1);
+/// Real time after which the engine's answer depends on what this process does next.
+const AT_ENGINE_FOR_GOOD: Duration = Duration::from_secs(10);
 /// Real time for which drivers may wait for another process before other threads' waits run out.
 const ELSEWHERE: Duration = Duration::from_secs(10);
 /// Real time between two looks at a thread that was woken.
@@ -284,18 +286,25 @@ enum Rest {
 fn watch(thread: i64, looks: u32, mut is_done: impl FnMut() -> bool) -> Rest {
     let is_restless = RESTLESS.lock().unwrap_or_else(PoisonError::into_inner).contains(&thread);
     let patience = if is_restless { LITTLE_PATIENCE } else { PATIENCE }.as_nanos() as i64;
-    let (start, mut awake_at, mut asleep) = (real_ns(), real_ns(), 0);
+    let start = real_ns();
+    let (mut awake_at, mut busy_at, mut asleep) = (start, start, 0);
     loop {
         if is_done() {
             return Rest::Done;
         }
         let now = real_ns();
-        if OTHERS_AT_ENGINE.load(Ordering::Acquire) > 0 || sleep_of(thread) == Sleep::Awake {
-            (awake_at, asleep) = (now, 0);
+        let is_awake = sleep_of(thread) == Sleep::Awake;
+        if is_awake || OTHERS_AT_ENGINE.load(Ordering::Acquire) > 0 {
+            (busy_at, asleep) = (now, 0);
         } else {
             asleep += 1;
         }
-        if asleep >= looks && (now - awake_at >= SURELY_ASLEEP.as_nanos() as i64 || all_others_sleep()) {
+        if is_awake {
+            awake_at = now;
+        } else if now - awake_at >= AT_ENGINE_FOR_GOOD.as_nanos() as i64 {
+            return Rest::Asleep;
+        }
+        if asleep >= looks && (now - busy_at >= SURELY_ASLEEP.as_nanos() as i64 || all_others_sleep()) {
             return Rest::Asleep;
         }
         if now - start >= patience {
