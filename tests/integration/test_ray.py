@@ -66,7 +66,9 @@ def test_slices_on_two_nodes_give_the_graph_of_one_machine(
     cluster: str, job: list[Any], prism: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", cluster)
-    remote = prism("collect", "-o", tmp_path / "ray.prism", "--executor", "ray", "--slice", 2, *job, timeout=900).document
+    remote = prism(
+        "collect", "-o", tmp_path / "ray.prism", "--executor", "ray", "--slice", 2, *job, timeout=900
+    ).document
     assert (tmp_path / "by-3").read_text() == "hello", "the program sees the environment of the one who asks"
     local = prism("collect", "-o", tmp_path / "local.prism", *job, timeout=900).document
     assert (tmp_path / "ray.prism").read_bytes() == (tmp_path / "local.prism").read_bytes()
