@@ -41,15 +41,17 @@ pub(crate) fn export_timeline(
         return Err(ConfigError::new_err(format!("rank {outside} is none of the {} of the job", graph.world_size())));
     }
     let ranks: Vec<Rank> = ranks.into_iter().map(|rank| Rank(rank as u32)).collect();
-    let writer: fn(&Timeline, &mut BufWriter<File>) -> std::io::Result<()> = match options
-        .get("format")
-        .and_then(Value::as_str)
-    {
-        Some("perfetto") => perfetto::write,
-        Some("chrome") => chrome::write,
-        Some("csv") => table::write,
-        other => return Err(ConfigError::new_err(format!("format is {other:?}: it must be perfetto, chrome or csv"))),
-    };
+    let writer: fn(&Timeline, &mut BufWriter<File>) -> std::io::Result<()> =
+        match options.get("format").and_then(Value::as_str) {
+            Some("perfetto") => perfetto::write,
+            Some("chrome") => chrome::write,
+            Some("csv") => table::write,
+            other => {
+                return Err(ConfigError::new_err(format!(
+                    "format is {other:?}: it must be perfetto or chrome, csv or parquet"
+                )));
+            }
+        };
     py.detach(|| {
         let trace = JobTrace::record(&graph, &how).map_err(|error| from_sim(&error))?;
         let timeline = Timeline::of(&trace, &ranks).map_err(|error| from_sim(&error))?;
