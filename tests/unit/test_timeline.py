@@ -209,7 +209,7 @@ def test_bad_requests_name_what_is_wrong(graph: _native.Graph, tmp_path: Path) -
     for arguments, message in [
         ({"ranks": [16]}, "16"),
         ({"ranks": []}, "no rank is named"),
-        ({"format": "pdf"}, "format is 'pdf': it must be perfetto, chrome or csv"),
+        ({"format": "pdf"}, "format is 'pdf': it must be perfetto or chrome, csv or parquet"),
         ({"slow": {99: 2.0}}, "99"),
     ]:
         with pytest.raises(ConfigError, match=message):

@@ -48,7 +48,9 @@ pub(crate) fn export_timeline(
             Some("csv") => table::write,
             other => {
                 let given = other.unwrap_or_default();
-                return Err(ConfigError::new_err(format!("format is '{given}': it must be perfetto, chrome or csv")));
+                return Err(ConfigError::new_err(format!(
+                    "format is '{given}': it must be perfetto or chrome, csv or parquet"
+                )));
             }
         };
     py.detach(|| {

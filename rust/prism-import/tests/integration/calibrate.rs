@@ -107,6 +107,7 @@ fn logs_that_do_not_tell_enough_are_errors_with_a_way_out() {
     std::fs::write(&path, &rows).unwrap();
     let hints = Hints { kind, ranks: Some(8), nodes: None };
     assert_eq!(read(&path, 0, &hints, &mut Notes::default()).unwrap().len(), 2);
-    let few = calibrate(&[path.clone()], &Profile::builtin("h100-sxm").unwrap(), &hints).unwrap_err().to_string();
+    let few =
+        calibrate(std::slice::from_ref(&path), &Profile::builtin("h100-sxm").unwrap(), &hints).unwrap_err().to_string();
     assert!(few.contains("too few"), "{few}");
 }

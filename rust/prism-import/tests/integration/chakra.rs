@@ -47,7 +47,9 @@ fn file(nodes: &[Message]) -> Vec<u8> {
     let mut metadata = Message::default();
     metadata.bytes(1, b"0.0.4");
     metadata.write_delimited(&mut bytes).unwrap();
-    nodes.iter().for_each(|node| node.write_delimited(&mut bytes).unwrap());
+    for node in nodes {
+        node.write_delimited(&mut bytes).unwrap();
+    }
     bytes
 }
 
@@ -99,7 +101,7 @@ fn every_rank_of_the_custom_ring_is_read() {
     if files.len() < 8 {
         return;
     }
-    let paths: Vec<&Path> = files.iter().map(|path| path.as_path()).collect();
+    let paths: Vec<&Path> = files.iter().map(std::path::PathBuf::as_path).collect();
     let (graph, summary) = import_ok(&paths, &Options::default());
     assert_eq!(summary.schemas, ["1.0.2-chakra.0.0.4"]);
     assert_eq!(summary.communications, summary.used_communications + summary.repairs.count("unusable_communications"));
@@ -193,7 +195,7 @@ fn what_is_written_is_read_back_as_the_same_job() {
         let groups = std::fs::read_to_string(folder.path().join("job.groups.json")).unwrap();
         let options = Options { groups: Some(groups), profile: Some(profile.clone()), world_size: None };
         let files: Vec<_> = (0..8).map(|rank| folder.path().join(format!("job.{rank}.et"))).collect();
-        let paths: Vec<&Path> = files.iter().map(|path| path.as_path()).collect();
+        let paths: Vec<&Path> = files.iter().map(std::path::PathBuf::as_path).collect();
         let (back, summary) = import_ok(&paths, &options);
         assert_eq!((summary.nodes, summary.communications), (written.nodes, written.communications));
         assert_eq!(summary.used_communications, written.communications);
@@ -237,7 +239,7 @@ fn files_that_are_none_are_errors() {
         (b"{\"a\": 1}", "no list `workload_graph`"),
     ] {
         std::fs::write(&path, bytes).unwrap();
-        let error = import(&[path.clone()], &Options::default()).unwrap_err().to_string();
+        let error = import(std::slice::from_ref(&path), &Options::default()).unwrap_err().to_string();
         assert!(error.contains(what), "{error}");
     }
     std::fs::write(&path, file(&[])).unwrap();
