@@ -287,7 +287,7 @@ fn kernels_use_known_bytes_before_geometry_and_never_less_than_a_constant() {
 #[test]
 fn patterns_differ_where_bytes_are_few() {
     let profile = h100();
-    let time = |pattern, bytes, threads| {
+    let time = |pattern, bytes, threads: u32| {
         duration_of(&profile, &Work::Kernel { grid: [threads / 128, 1, 1], threads_per_block: 128, bytes }, pattern).0
     };
     let (stream, rows) = (Pattern::Stream, Pattern::Rows);
