@@ -19,10 +19,10 @@ class FakeRecording:
     info: dict[str, Any]
     num_ops: int = 7
 
-    def digest(self) -> str:
+    def digest(self, *, times: bool = True) -> str:
         return str(self.program)
 
-    def difference(self, other: FakeRecording) -> str | None:
+    def difference(self, other: FakeRecording, *, times: bool = True) -> str | None:
         return None if self.program == other.program else "op 3 differs"
 
     def info_json(self) -> str:

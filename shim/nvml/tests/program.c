@@ -21,7 +21,7 @@ static const char *config(const char *key) {
     return 0;
 }
 
-static struct { size_t size; void *functions[9]; const char *(*config)(const char *); void *more[5]; } table;
+static struct { size_t size; void *functions[9]; const char *(*config)(const char *); void *more[6]; } table;
 
 const void *prism_session_table_v1(void) {
     if (!getenv("WITH_SESSION")) return 0;

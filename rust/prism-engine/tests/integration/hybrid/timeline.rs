@@ -66,5 +66,7 @@ fn ops_with_an_id_are_told_once_they_are_over() {
     assert!(first[1].1 < first[0].1, "its stream was free");
     assert_eq!(first[2].1, first[0].2, "the collective comes when its stream has got there");
     assert!(second.is_empty(), "{second:?}");
-    assert_eq!((third.len(), third[0].0, duration(&third[0])), (1, 10, duration(&first[0])));
+    assert_eq!((third.len(), third[0].0), (1, 10));
+    // Start and end are whole nanoseconds of picoseconds.
+    assert!((duration(&third[0]) - duration(&first[0])).abs() <= 1, "{third:?} {first:?}");
 }
