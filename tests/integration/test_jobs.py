@@ -85,8 +85,11 @@ def test_every_kind_of_parallelism(
     replayed = prism("replay", job.graph).document["iteration_time_ns"]
     assert len(replayed) == 3 and min(replayed) > 0
     arguments = ["--sandbox", "5", "-o", tmp_path / "run", "--", *job.program]
-    rank = prism("emulate", job.graph, *arguments).document["ranks"][0]
-    assert rank["iteration_time_ns"][-1] == pytest.approx(replayed[-1], rel=0.003)
+    document = prism("emulate", job.graph, *arguments).document
+    rank = document["ranks"][0]
+    # Of the job exactly; a rank that is not the last to end has its own beginnings and ends until all are in step.
+    assert document["iteration_time_ns"][-1] == pytest.approx(replayed[-1], rel=0.003)
+    assert rank["iteration_time_ns"][-1] == pytest.approx(replayed[-1], rel=0.01)
 
 
 def test_a_few_ranks_give_the_graph_of_all_ranks(jobs: Callable[..., Any], prism: Callable[..., Any]) -> None:
