@@ -23,7 +23,7 @@ def perturbed(folder: Path, *perturbations: Perturbation) -> list[object]:
     "perturbation",
     [
         Straggler(ranks=[5], factor=1.5, iterations=(1, 3)),
-        Straggler(ranks=[40], factor=1.5, classes=["gemm"]),
+        Straggler(ranks=[40], factor=20.0, classes=["gemm"]),
         Straggler(ranks=[5], factor=4.0, names=["Memcpy*", "*ampere*", "*kernel*"]),
         Jitter(ranks="all", distribution="gamma", shape=2, scale=2000, mode="add", seed=3),
         SlowLink(nodes=[2], bandwidth_factor=0.2),
