@@ -71,7 +71,7 @@ slicing: dev programs  ## the graph of a few ranks against that of all, for ever
 	$(PY) benches/slicing.py
 
 .PHONY: test-te
-test-te: dev programs  ## Transformer Engine: builds it in the venv (2 GB of downloads, some 8 minutes) and runs its tests
+test-te: dev programs  ## Transformer Engine: builds it in the venv (2 GB of downloads, a long compilation) and runs its tests
 	$(PY) scripts/build_te.py
 	$(PY) -m pytest tests/integration/test_transformer_engine.py
 

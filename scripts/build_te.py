@@ -4,7 +4,7 @@
 
 The core library is NVIDIA's own wheel. The torch extension is on PyPI as source only; here it is compiled without
 optimisation, as it does nothing but call the core. The headers come out of NVIDIA's wheels, which are not installed:
-their libraries would take the place of the stand-ins. Downloads 2 GB, keeps 0.5 GB; some 8 minutes of one processor.
+their libraries would take the place of the stand-ins. Downloads 2 GB, keeps 0.5 GB; the compilation takes long.
 """
 
 from __future__ import annotations

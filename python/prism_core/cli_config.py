@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from prism_core.errors import ConfigError
-from prism_core.settings import apply_settings
+from prism_core.settings import apply_settings, read_toml
 
 #: What a file does not set: they are asked for each time.
 _NOT_SET = {"help", "version", "install_completion", "show_completion", "set", "config"}
@@ -27,12 +26,7 @@ def read_options(path: Path | None, settings: Sequence[str], root: Any) -> dict[
     """
     document: Mapping[str, Any] = {}
     if path is not None:
-        try:
-            document = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'not UTF-8'}") from error
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{path} is not TOML: {error}") from error
+        document = read_toml(path)
     return _defaults(apply_settings(document, settings), root, "")
 
 

@@ -63,6 +63,13 @@ def read_profile(name: str) -> str:
     raise ConfigError(f"'{name}' is neither a device profile ({known}) nor a .toml file")
 
 
+def device_entry(profile: str, name: str) -> int | None:
+    """A whole number of a profile's table `[device]`, by the profile's TOML text; nothing if it does not say."""
+    device = tomllib.loads(profile).get("device", {})
+    value = device.get(name) if isinstance(device, dict) else None
+    return value if isinstance(value, int) else None
+
+
 def parse_ranks(text: str, world_size: int) -> list[int]:
     """Reads `0,5,8-11` into ranks in ascending order; every one must be below `world_size`."""
     ranks: set[int] = set()

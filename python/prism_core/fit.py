@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from prism_core.config import device_entry
 from prism_core.errors import ConfigError
 
 #: Key of a graph's meta entries for what its ranks took.
@@ -29,10 +29,10 @@ class Card:
         Raises:
             ConfigError: It does not say how much memory the device has.
         """
-        device = tomllib.loads(profile).get("device", {})
-        if "memory_bytes" not in device:
+        capacity = device_entry(profile, "memory_bytes")
+        if capacity is None:
             raise ConfigError("the device profile has no memory_bytes in its table [device]")
-        return cls(int(device["memory_bytes"]), int(device.get("context_bytes", 0)))
+        return cls(capacity, device_entry(profile, "context_bytes") or 0)
 
 
 def rank_memory(rank: Mapping[str, Any], card: Card) -> dict[str, Any]:

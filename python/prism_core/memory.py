@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from prism_core.config import read_profile
+from prism_core.config import device_entry, read_profile
 from prism_core.errors import ConfigError
 from prism_core.units import byte_count
 
@@ -86,8 +85,7 @@ def card_bytes(text: str | None) -> int | None:
         return None
     if text[:1].isdigit():
         return round(byte_count(text, "--card"))
-    device = tomllib.loads(read_profile(text)).get("device", {})
-    size = device.get("memory_bytes") if isinstance(device, dict) else None
-    if not isinstance(size, int):
+    size = device_entry(read_profile(text), "memory_bytes")
+    if size is None:
         raise ConfigError(f"the profile {text} does not say device.memory_bytes")
     return size

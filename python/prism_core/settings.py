@@ -1,13 +1,35 @@
-"""Settings on the command line: `--set key=value` changes an entry of a TOML file without editing it."""
+"""TOML files of settings, and `--set key=value` on the command line, which changes an entry without editing one."""
 
 from __future__ import annotations
 
 import copy
 import tomllib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from prism_core.errors import ConfigError
+
+
+def read_toml(path: Path, what: str = "") -> dict[str, Any]:
+    """A TOML file's contents.
+
+    Args:
+        path: The file.
+        what: What it is, for the messages ("the rules").
+
+    Raises:
+        ConfigError: It cannot be read, or is not TOML.
+    """
+    name = f"{what} {path}" if what else str(path)
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {name}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read {name}: not UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name} {'are' if what.endswith('s') else 'is'} not TOML: {error}") from error
 
 
 def apply_settings(document: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prism_core import values
 from prism_core.errors import ConfigError
-from prism_core.rules import Read, Routing, ValueRules, load_value_rules
+from prism_core.rules import Read, Routing, ValueRules, load_rules, load_value_rules
 from prism_core.torch.values import quotas
 
 
@@ -128,3 +128,11 @@ def test_the_cache_is_in_the_users_folder() -> None:
 )
 def test_quotas_add_up_and_keep_proportions(counts: list[int], total: int, most: int, expected: list[int]) -> None:
     assert quotas(counts, total, most) == expected
+
+
+def test_rules_that_are_no_text_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "rules.toml"
+    path.write_bytes(b"\xff\xfe")
+    for load in (load_rules, load_value_rules):
+        with pytest.raises(ConfigError, match=r"cannot read the rules .*rules\.toml: not UTF-8"):
+            load(path)

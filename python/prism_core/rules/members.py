@@ -20,13 +20,13 @@ from __future__ import annotations
 import json
 import runpy
 import struct
-import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from prism_core.errors import ConfigError
+from prism_core.settings import read_toml
 
 KINDS = (
     "AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce", "AlltoAll", "Gather", "Scatter", "Recv", "Split",
@@ -219,11 +219,9 @@ def load_rules(rules: Rules | object | None) -> Rules | None:
             if not callable(values):
                 raise ConfigError(f"{rules} has no function `values(call)`")
             return Rules([Rule(values)])
-        document = tomllib.loads(rules.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the rules {rules}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"the rules {rules} are not TOML: {error}") from error
+    document = read_toml(rules, "the rules")
     tables = document.get("rule")
     if tables is None:
         return None

@@ -30,13 +30,13 @@ files = ["my_rules.py"]         # each defines `install(rules)`, run inside the 
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from prism_core.errors import ConfigError
+from prism_core.settings import read_toml
 
 Policy = Literal["allow", "stop", "value"]
 NumberType = Literal["float32", "float64", "int32", "int64", "uint8", "bool"]
@@ -161,12 +161,7 @@ def load_value_rules(rules: ValueRules | object | None) -> ValueRules:
         return rules
     if not isinstance(rules, Path) or rules.suffix == ".py":
         return ValueRules()
-    try:
-        document = tomllib.loads(rules.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read the rules {rules}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the rules {rules} are not TOML: {error}") from error
+    document = read_toml(rules, "the rules")
     try:
         return _parse(document, rules.parent)
     except ConfigError as error:

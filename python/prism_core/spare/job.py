@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from prism_core import _native
+from prism_core.config import device_entry
 from prism_core.errors import ConfigError
 from prism_core.perturb import Perturb
 from prism_core.replay import open_graph, replay
@@ -106,7 +106,7 @@ def read_job(graph_or_path: _native.Graph | str | os.PathLike[str], groups: int 
         notes.append(f"equal steps differ in time by {drift:.2%}; the last of three counts")
     peak = anatomy["peak_reserved"]
     profile = graph.meta.get("profile")
-    card = None if profile is None else int(tomllib.loads(profile)["device"]["memory_bytes"])
+    card = None if profile is None else device_entry(profile, "memory_bytes")
     return JobFacts(
         groups=anatomy["groups"], step_ns=step_ns, entry_ns=entry_ns, rest_ns=step_ns - entry_ns,
         reduction_ns=times[6], provenance=provenance, gradient_elements=anatomy["gradient_elements"],

@@ -7,14 +7,13 @@ import itertools
 import json
 import re
 import shlex
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from prism_core.errors import ConfigError
-from prism_core.settings import apply_settings
+from prism_core.settings import apply_settings, read_toml
 from prism_core.sweep.expression import Value, evaluate
 
 #: Configurations at most: a product of axes grows fast.
@@ -96,13 +95,7 @@ def read_plan(path: Path, settings: Sequence[str] = ()) -> SweepPlan:
     Raises:
         ConfigError: The file cannot be read, or says something that cannot be.
     """
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'not UTF-8'}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
-    return plan_of(apply_settings(document, settings), path.parent)
+    return plan_of(apply_settings(read_toml(path), settings), path.parent)
 
 
 def plan_of(document: Mapping[str, Any], folder: Path) -> SweepPlan:
