@@ -25,6 +25,7 @@ VERSION = "2.20.2"
 INSTALLED = [
     f"transformer-engine=={VERSION}", f"transformer-engine-cu13=={VERSION}", "einops==0.8.2", "pydantic==2.14.4",
     "pydantic-core==2.50.5", "annotated-types==0.8.0", "typing-inspection==0.4.5", "triton==3.8.0",
+    "onnxscript==0.7.2", "onnx==1.23.2", "onnx-ir==1.1.0", "ml-dtypes==0.6.0", "protobuf==7.36.2",
 ]  # fmt: skip
 #: Wheels whose headers torch 2.14.1 and the extension include, in the versions that torch was built with.
 HEADERS = [
@@ -61,6 +62,8 @@ def fetch_headers(work: Path) -> Path:
         pip("download", "--quiet", "--no-deps", "--only-binary", ":all:", "-d", download, requirement)
         with zipfile.ZipFile(next(download.glob("*.whl"))) as wheel:
             wheel.extractall(target, [name for name in wheel.namelist() if "/include/" in name or "/bin/" in name])
+        for program in target.glob("nvidia/*/bin/*"):  # zipfile leaves out the modes
+            program.chmod(0o755)
         shutil.rmtree(download)
         done.touch()
     return target / "nvidia"
@@ -118,7 +121,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("target/transformer-engine"), help="downloads and objects")
-    parser.add_argument("--jobs", type=int, default=1, help="compilers at a time, 2 GB of memory each")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="compilers at a time, 2 GB of memory each")
     options = parser.parse_args()
     work = options.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
