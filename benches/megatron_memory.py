@@ -1,12 +1,14 @@
 """Memory of one of Megatron-LM's functional test cases against the values it publishes, to the byte.
 
-    python benches/megatron_memory.py --checkout PATH --case PATH/model_config.yaml [--golden PATH.json ...]
+    python benches/megatron_memory.py --checkout PATH --case PATH/model_config.yaml ... [--device emulated:a100-sxm]
 
 The arguments come from the case's own file. What the case takes from NVIDIA's file servers is replaced: the data by
 mock data, the tokenizer by one with the same padded vocabulary. `--apex` puts stand-ins in the place of Apex's fused
 kernels, which allocate what Apex allocates; without it Megatron falls back to PyTorch's, which allocate more.
 Cases with `--transformer-impl transformer_engine` need Transformer Engine (`make test-te` builds it), and no `--apex`.
 The rank that publishes is the last one; the others do not run, except rank 0, whose flags every rank asks for.
+Several cases end with a table: the smallest difference from any published environment, and the least and most published.
+Environments of another card (`dgx_h100`, `dgx_gb200`) than `--device` differ by the workspaces of that card.
 
 Needs: the checkout's own requirements on PYTHONPATH (six, einops, pyyaml, triton), and its compiled
 `megatron/core/datasets/helpers_cpp`, which the wheel `megatron-core` of the same version brings.
@@ -27,7 +29,7 @@ RUNNER = Path(__file__).with_name("megatron_runner.py")
 #: Arguments that name files of NVIDIA's servers, or results nobody looks at here; the rest is passed on.
 DROPPED = {
     "--save", "--load", "--data-path", "--data-cache-path", "--vocab-file", "--merge-file", "--tensorboard-dir",
-    "--save-interval", "--tokenizer-type", "--tokenizer-model", "--log-params-norm", "--log-num-zeros-in-grad",
+    "--save-interval", "--tokenizer-type", "--tokenizer-model",
     "--ckpt-format", "--dist-ckpt-strictness", "--eval-iters", "--eval-interval", "--exit-interval",
 }  # fmt: skip
 #: GPT-2's byte-pair vocabulary, before Megatron pads it. Megatron's null tokenizer adds one.
@@ -72,8 +74,6 @@ def extra_arguments(options: Sequence[str], iterations: int, *, apex: bool) -> l
         words += ["--vocab-size", str(GPT2_VOCABULARY - 1)]
     words += ["--exit-interval", str(iterations), "--eval-iters", "0", "--eval-interval", "1000"]
     words += ["--tensorboard-dir", "tensorboard"]
-    # Gradients are not computed: stale bytes that look like NaN would end the run.
-    words += ["--no-check-for-nan-in-loss-and-grad", "--rerun-mode", "disabled"]
     # What would be Apex's is Transformer Engine's where that is used.
     is_local = value_of(options, "--transformer-impl") == "local"
     if not apex and is_local:
@@ -104,9 +104,9 @@ def published(path: Path) -> dict[str, dict[int, int]]:
     }
 
 
-def run_case(options: argparse.Namespace, folder: Path) -> dict[str, dict[int, int]]:
+def run_case(options: argparse.Namespace, case: Path, folder: Path) -> dict[str, dict[int, int]]:
     """Runs the last rank, and rank 0 for its flags; the last rank's figures."""
-    variables, arguments = read_case(options.case)
+    variables, arguments = read_case(case)
     apex = ["--apex"] if options.apex else []
     last = options.world_size - 1
     command = [
@@ -148,25 +148,50 @@ def report(figures: dict[str, dict[int, int]], goldens: Sequence[Path]) -> list[
     return lines
 
 
+def table_row(case: Path, figures: dict[str, dict[int, int]], goldens: Sequence[Path]) -> str:
+    """A case's line of the table: per figure the value, the nearest published one and whether the spread holds it."""
+    cells = [f"`{case.parent.name}`"]
+    for name in ("mem-allocated-bytes", "mem-max-allocated-bytes"):
+        steps = figures[name]
+        own = steps[max(steps)]
+        theirs = [series[max(series)] for golden in goldens if (series := published(golden).get(name))]
+        if not theirs:
+            cells += [f"{own:,}", "-"]
+            continue
+        nearest = min((own - value for value in theirs), key=abs)
+        inside = "equal" if nearest == 0 else "inside" if min(theirs) <= own <= max(theirs) else "outside"
+        cells += [f"{own:,}", f"{inside} ({nearest:+,}; {min(theirs):,} to {max(theirs):,})"]
+    return f"| {' | '.join(cells)} |"
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkout", type=Path, required=True, help="a checkout of Megatron-LM")
-    parser.add_argument("--case", type=Path, required=True, help="the case's model_config.yaml")
-    parser.add_argument("--golden", type=Path, nargs="*", help="default: those beside the case")
+    parser.add_argument("--case", type=Path, nargs="+", required=True, help="model_config.yaml of one case or more")
+    parser.add_argument("--golden", help="only published environments whose name contains this, such as dgx_a100")
     parser.add_argument("--world-size", type=int, default=8)
     parser.add_argument("--device", default="emulated:h100-sxm")
-    parser.add_argument("--folder", type=Path, help="where to leave graph and logs")
+    parser.add_argument("--folder", type=Path, help="where to leave graphs and logs, a folder for each case")
     parser.add_argument("--iterations", type=int, default=4)
     parser.add_argument(
         "--apex", action="store_true", help="stand-ins that allocate what Apex's fused kernels allocate"
     )
     options = parser.parse_args()
-    options.checkout, options.case = options.checkout.resolve(), options.case.resolve()
-    goldens = options.golden or sorted(options.case.parent.glob("golden_values_*.json"))
+    options.checkout = options.checkout.resolve()
+    rows = []
     with tempfile.TemporaryDirectory(prefix="megatron-memory-") as temporary:
-        folder = (options.folder or Path(temporary)).resolve()
-        print("\n".join(report(run_case(options, folder), goldens)))
+        for case in (path.resolve() for path in options.case):
+            folder = (options.folder or Path(temporary)).resolve() / case.parent.name
+            folder.mkdir(parents=True, exist_ok=True)
+            goldens = sorted(case.parent.glob(f"golden_values_*{options.golden or ''}*.json"))
+            figures = run_case(options, case, folder)
+            print("\n".join([case.parent.name, *report(figures, goldens)]), flush=True)
+            rows.append(table_row(case, figures, goldens))
+    if len(rows) > 1:
+        head = ["case", "allocated", "published: nearest, range", "peak", "published: nearest, range"]
+        print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
+        print("\n".join(rows))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python benches/programs.py [--only NAME ...] [--worlds 8 1024] [--json FILE] [--extra FOLDER ...]
 
 Each row collects one program (and so checks that it trains), and prints for the rank that took most: CPU seconds of the
-process from its start to its end, largest resident set, memory of its own (private, at the end), peak of the allocator.
+process from its start to its end, largest resident set, memory of its own (private pages it wrote, at the end), peak of the allocator.
 Rows whose ranks miss the goals (20 CPU seconds, 1.2 GiB) or fail are marked. CPU seconds count, because a busy machine
 makes wall time meaningless. TorchTitan compiles FlexAttention when it starts, some 50 CPU seconds in every rank unless
 `--caches` names a folder that keeps what was compiled. `--extra` are folders of `pip install --no-deps --target` with
