@@ -7,7 +7,7 @@ mock data, the tokenizer by one with the same padded vocabulary. `--apex` puts s
 kernels, which allocate what Apex allocates; without it Megatron falls back to PyTorch's, which allocate more.
 Cases with `--transformer-impl transformer_engine` need Transformer Engine (`make test-te` builds it), and no `--apex`.
 The rank that publishes is the last one; the others do not run, except rank 0, whose flags every rank asks for.
-Several cases end with a table: the smallest difference from any published environment, and the least and most published.
+Several cases end with a table: the smallest difference from a published environment, least and most published.
 Environments of another card (`dgx_h100`, `dgx_gb200`) than `--device` differ by the workspaces of that card.
 
 Needs: the checkout's own requirements on PYTHONPATH (six, einops, pyyaml, triton), and its compiled
