@@ -3,7 +3,7 @@
     python benches/programs.py [--only NAME ...] [--worlds 8 1024] [--json FILE] [--extra FOLDER ...]
 
 Each row collects one program (and so checks that it trains), and prints for the rank that took most: CPU seconds of the
-process from its start to its end, largest resident set, memory of its own (private pages it wrote, at the end), peak of the allocator.
+process from its start to its end, largest resident set, memory it wrote (private, at the end), peak of the allocator.
 Rows whose ranks miss the goals (20 CPU seconds, 1.2 GiB) or fail are marked. CPU seconds count, because a busy machine
 makes wall time meaningless. TorchTitan compiles FlexAttention when it starts, some 50 CPU seconds in every rank unless
 `--caches` names a folder that keeps what was compiled. `--extra` are folders of `pip install --no-deps --target` with
@@ -105,14 +105,20 @@ def cases() -> list[Case]:
         megatron("MoE EP 8", "--ep", "8", "--experts", "16", period=8),
         titan(
             "FSDP2",
-            **{f"w{world}": parallelism(data_parallel_shard_degree=world) for world in WORLDS},
+            # The debug model's rows make no more than 256 shards, its data no more than 2,000 shares.
+            w8=parallelism(data_parallel_shard_degree=8),
+            w1024=parallelism(data_parallel_replicate_degree=4, data_parallel_shard_degree=256),
+            w8192=parallelism(
+                data_parallel_replicate_degree=4, data_parallel_shard_degree=256, tensor_parallel_degree=8
+            ),
         ),
         titan(
             "HSDP",
-            **{
-                f"w{world}": parallelism(data_parallel_replicate_degree=world // 4, data_parallel_shard_degree=4)
-                for world in WORLDS
-            },
+            w8=parallelism(data_parallel_replicate_degree=2, data_parallel_shard_degree=4),
+            w1024=parallelism(data_parallel_replicate_degree=256, data_parallel_shard_degree=4),
+            w8192=parallelism(
+                data_parallel_replicate_degree=256, data_parallel_shard_degree=4, tensor_parallel_degree=8
+            ),
         ),
         titan(
             "HSDP TP",
@@ -131,11 +137,11 @@ def cases() -> list[Case]:
             {
                 world: parallelism(
                     pipeline_parallel_degree=2,
-                    data_parallel_replicate_degree=world // 8,
+                    data_parallel_replicate_degree=world // 4 // tensor,
                     data_parallel_shard_degree=2,
-                    tensor_parallel_degree=2,
+                    tensor_parallel_degree=tensor,
                 )
-                for world in WORLDS
+                for world, tensor in ((8, 2), (1024, 2), (8192, 8))
             },
             two,
         ),

@@ -11,15 +11,13 @@ from pathlib import Path
 
 
 def report() -> None:
-    """CPU time of the process and its children, largest resident set, memory that this process wrote (kernel's figures).
+    """CPU time of the process and its children, largest resident set, memory that this process wrote: the kernel's.
 
     Pages of a library that nobody changed are not counted as private: the last process alive would own them all.
     """
     spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cpu_ms = 1e3 * sum(usage.ru_utime + usage.ru_stime for usage in spent)
-    sizes = re.findall(
-        r"^Private_Dirty:\s+(\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE
-    )
+    sizes = re.findall(r"^Private_Dirty:\s+(\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE)
     figures = {"cpu_ms": int(cpu_ms), "rss": 1024 * spent[0].ru_maxrss, "private": 1024 * sum(map(int, sizes))}
     for name, value in figures.items():
         print(f"\nusage {name} {value}", flush=True)
