@@ -109,7 +109,7 @@ def cases() -> list[Case]:
             w8=parallelism(data_parallel_shard_degree=8),
             w1024=parallelism(data_parallel_replicate_degree=4, data_parallel_shard_degree=256),
             w8192=parallelism(
-                data_parallel_replicate_degree=4, data_parallel_shard_degree=256, tensor_parallel_degree=8
+                data_parallel_replicate_degree=32, data_parallel_shard_degree=32, tensor_parallel_degree=8
             ),
         ),
         titan(
