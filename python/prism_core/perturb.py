@@ -13,6 +13,7 @@ prism_core.replay("job.prism", perturb=[Straggler(ranks=[4242], factor=1.3), Ran
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -179,6 +180,26 @@ def perturbation_text(perturb: Perturb | None) -> str | None:
         except UnicodeDecodeError as error:
             raise ConfigError(f"{perturb} is not TOML: {error}") from error
     return to_toml(perturb)
+
+
+def split_group_failures(text: str | None) -> tuple[str | None, dict[str, Any] | None]:
+    """Takes the tables `[[group_failure]]` and `[spare]` out of a perturbation text.
+
+    They do not change how a job runs but which job it is; `prism_core.spare.failures` reads them.
+
+    Returns:
+        The rest of the text (`None` if nothing is left), and the tables (`None` if there are none).
+    """
+    if text is None:
+        return None, None
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return text, None  # The engine says what is wrong.
+    tables: dict[str, Any] = {key: document.pop(key) for key in ("group_failure", "spare") if key in document}
+    if not tables:
+        return text, None
+    return "\n".join(f"{_key(key)} = {_value(value)}" for key, value in document.items()) or None, tables
 
 
 def _key(key: str) -> str:

@@ -16,7 +16,7 @@ from prism_core.contents import describe
 from prism_core.errors import ConfigError
 from prism_core.messages import inspect_program, is_message_program, refuse_message_program, replay_program
 from prism_core.nccl import DEFAULT_PROFILE, differences, merged, settings_of_profile, with_settings
-from prism_core.perturb import Perturb, perturbation_text
+from prism_core.perturb import Perturb, perturbation_text, split_group_failures
 
 Contention = Literal["none", "fair-share", "fifo"]
 Messages = Literal["fine", "coarse"]
@@ -113,7 +113,8 @@ def replay(
         symmetry: Evaluate equal ranks once.
         slow: Slow-down of single ranks' compute, for example `{4242: 1.3}`.
         perturb: Changes to the job: the path of a TOML file, TOML text, or a list of perturbations
-            (`prism_core.perturb`) or of dictionaries like their tables.
+            (`prism_core.perturb`) or of dictionaries like their tables. With `[[group_failure]]` tables the steps
+            after the failures are replayed, and the result has `group_failures` (`prism_core.spare.replayed`).
         nccl: NCCL's environment variables that shall be other than when the graph was collected, for example
             `{"NCCL_ALGO": "Ring"}`; an empty value stands for one not set. The result's `notes` name the differences.
         tuning: How algorithms and protocols are chosen, if not as the graph's profile says: `nccl-2.27` (that version
@@ -139,9 +140,13 @@ def replay(
         raise ConfigError("loggops is for message programs (GOAL): an execution graph is replayed with its profile")
     start = time.monotonic_ns()
     graph = graph_or_path if isinstance(graph_or_path, _native.Graph) else open_graph(graph_or_path)
+    text, failures = split_group_failures(perturbation_text(perturb))
+    if failures is not None:
+        how = {"contention": contention, "symmetry": symmetry, "nccl": nccl, "tuning": tuning, "overlap": overlap}
+        return _replay_failures(graph, failures, slow=slow, perturb=text, messages=messages, profile=profile, **how)
     options = {
         "slow": check_slow(slow or {}, graph.world_size),
-        "perturb": perturbation_text(perturb),
+        "perturb": text,
         "contention": contention,
         "symmetry": symmetry,
         "overlap": overlap_text(overlap),
@@ -165,6 +170,14 @@ def replay(
     document["wall_ns"] = time.monotonic_ns() - start
     document["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return ReplayResult(document)
+
+
+def _replay_failures(graph: _native.Graph, tables: Mapping[str, Any], **how: Any) -> ReplayResult:
+    """The replay of a job of which groups die."""
+    from prism_core.spare.failures import group_failures  # It builds on this module.
+    from prism_core.spare.job import replay_failures
+
+    return replay_failures(graph, **vars(group_failures(tables)), **how)
 
 
 def _refuse_options(**given: Any) -> None:

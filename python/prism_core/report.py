@@ -171,6 +171,10 @@ def replay_text(document: Mapping[str, Any]) -> str:
         *(("note", note) for note in document.get("notes", ())),
         ("took", f"{_seconds(document['wall_ns'])}, {_mebibytes(document['peak_rss_bytes'])}"),
     ]
+    if failures := document.get("group_failures"):
+        from prism_core.spare.text import replayed_text  # It is all of prism_core.spare.
+
+        return _table(rows) + "\n\n" + replayed_text(failures)
     return _table(rows)
 
 

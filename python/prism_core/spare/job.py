@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -12,12 +13,14 @@ from prism_core import _native
 from prism_core.config import device_entry
 from prism_core.errors import ConfigError
 from prism_core.perturb import Perturb
-from prism_core.replay import open_graph, replay
+from prism_core.replay import ReplayResult, open_graph, replay
 from prism_core.spare.laws import PlacementLike
 from prism_core.spare.layout import Layout
 from prism_core.spare.planning import plan
 
 _GIB = 1 << 30
+#: Most iterations of a replay with failures.
+_MOST_ITERATIONS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,19 +72,18 @@ def _steps(*steps: Mapping[str, Any]) -> str:
     return json.dumps(list(steps))
 
 
-def _times(
-    graph: _native.Graph, steps: str, groups: int | None, perturb: Perturb | None = None
-) -> tuple[list[int], Mapping[str, int]]:
-    result = replay(_native.spare_stacked(graph, steps, groups), perturb=perturb)
-    return result.iteration_time_ns, result.device_time["by_provenance"]
+def _replay(graph: _native.Graph, steps: Sequence[Mapping[str, Any]], groups: int | None, **how: Any) -> ReplayResult:
+    """The job with these steps, replayed."""
+    return replay(_native.spare_stacked(graph, _steps(*steps), groups), **how)
 
 
-def read_job(graph_or_path: _native.Graph | str | os.PathLike[str], groups: int | None = None) -> JobFacts:
+def read_job(graph_or_path: _native.Graph | str | os.PathLike[str], groups: int | None = None, **how: Any) -> JobFacts:
     """Replays a collected job with one and two stack entries per step, and says what its graph knows.
 
     Args:
         graph_or_path: The graph, or the path of its file.
         groups: How many groups there must be.
+        **how: As for `prism_core.replay`: `contention`, `nccl`, `profile`, ...
 
     Raises:
         ConfigError: The job is not one of groups that train the same model, or has other groups.
@@ -90,8 +92,8 @@ def read_job(graph_or_path: _native.Graph | str | os.PathLike[str], groups: int 
     anatomy = json.loads(_native.spare_anatomy_json(graph, groups))
     # The last of three equal steps: what warms up is over then.
     one, two, reduction = ({"entries": entries} for entries in (1, 2, 0))
-    times, _ = _times(graph, _steps(one, one, one, two, two, two, reduction), groups)
-    _, provenance = _times(graph, _steps(one), groups)
+    times = _replay(graph, [one, one, one, two, two, two, reduction], groups, **how).iteration_time_ns
+    provenance = _replay(graph, [one], groups, **how).device_time["by_provenance"]
     step_ns, entry_ns = times[2], times[5] - times[2]
     notes = []
     if anatomy["gathers"]:
@@ -252,39 +254,92 @@ def replayed(
     Raises:
         ConfigError: A failure wipes a type out: the job restarts from a checkpoint, there is nothing to replay.
     """
+    document: dict[str, Any] = replay_failures(
+        graph_or_path, failures, r=r, placement=placement, iterations=iterations, groups=groups,
+        detection_s=detection_s, shrink_s=shrink_s, perturb=perturb,
+    ).group_failures  # fmt: skip
+    return document
+
+
+def replay_failures(
+    graph_or_path: _native.Graph | str | os.PathLike[str],
+    failures: Mapping[int, Sequence[int]],
+    *,
+    r: int,
+    placement: PlacementLike = "golomb",
+    iterations: int | None = None,
+    groups: int | None = None,
+    detection_s: float = 0.0,
+    shrink_s: float = 0.0,
+    slow: Mapping[int, float] | None = None,
+    perturb: Perturb | None = None,
+    **how: Any,
+) -> ReplayResult:
+    """The replay behind `replayed`, which is its entry `group_failures`.
+
+    Args:
+        graph_or_path: As for `replayed`, and all that follows.
+        failures: See there.
+        r: See there.
+        placement: See there.
+        iterations: See there.
+        groups: See there.
+        detection_s: See there.
+        shrink_s: See there.
+        slow: Slow-down of single ranks' compute, as for `prism_core.replay`.
+        perturb: See there.
+        **how: What else `prism_core.replay` takes. The closed form counts with it, but with no perturbation.
+    """
+    start = time.monotonic_ns()
     graph = graph_or_path if isinstance(graph_or_path, _native.Graph) else open_graph(graph_or_path)
-    facts = read_job(graph, groups)
+    count = _iterations(failures, iterations)
+    facts = read_job(graph, groups, **how)
+    delay_ns = round((detection_s + shrink_s) * 1e9) + facts.reduction_ns // 2
+    layout = Layout(len(facts.groups), r, placement)
+    steps: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    for iteration in range(count):
+        step, row = _iteration(layout, facts, iteration, list(failures.get(iteration, ())), delay_ns)
+        steps.append(step)
+        rows.append(row)
+    result = _replay(graph, steps, groups, slow=slow, perturb=perturb, **how).to_dict()
+    for row, time_ns in zip(rows, result["iteration_time_ns"], strict=True):
+        row["time_ns"] = time_ns
+    document = {"job": facts.to_dict(), "r": r, "delay_ns": delay_ns, "iterations": rows}
+    return ReplayResult(result | {"group_failures": document, "wall_ns": time.monotonic_ns() - start})
+
+
+def _iterations(failures: Mapping[int, Sequence[int]], iterations: int | None) -> int:
+    """How many iterations to replay, all failures among them."""
     for iteration in failures:
         if iteration < 0:
             raise ConfigError(f"a failure is in iteration {iteration}: they count from 0")
     count = iterations if iterations is not None else max(failures, default=0) + 3
     if late := [iteration for iteration in failures if iteration >= count]:
         raise ConfigError(f"a failure is in iteration {late[0]}, but only {count} are replayed")
-    delay_ns = round((detection_s + shrink_s) * 1e9) + facts.reduction_ns // 2
-    layout = Layout(len(facts.groups), r, placement)
-    steps: list[dict[str, Any]] = []
-    rows: list[dict[str, Any]] = []
-    for iteration in range(count):
-        dead = list(failures.get(iteration, ()))
-        step: dict[str, Any] = {"entries": layout.stacks}
-        row = {"iteration": iteration, "failed": dead, "action": "train", "moves": 0}
-        closed_ns = layout.stacks * facts.entry_ns + facts.rest_ns
-        if dead:
-            plan_ = layout.fail(dead)
-            if plan_.action == "wipe-out":
-                raise ConfigError(
-                    f"the failure in iteration {iteration} leaves no host for type {plan_.lost[0]}: the job restarts"
-                    " from a checkpoint, there is nothing to replay (a larger r masks more)"
-                )
-            patches: dict[int, int] = {}
-            for group, _ in plan_.moves:
-                patches[group] = patches.get(group, 0) + 1
-            step |= {"failed": dead, "patches": patches, "delay_ns": delay_ns}
-            row |= {"action": plan_.action, "moves": len(plan_.moves)}
-            closed_ns += delay_ns + max(patches.values(), default=0) * facts.entry_ns
-        steps.append(step)
-        rows.append(row | {"stacks": layout.stacks, "live": len(layout.live), "closed_form_ns": closed_ns})
-    times, _ = _times(graph, json.dumps(steps), groups, perturb)
-    for row, time_ns in zip(rows, times, strict=True):
-        row["time_ns"] = time_ns
-    return {"job": facts.to_dict(), "r": r, "delay_ns": delay_ns, "iterations": rows}
+    if not 1 <= count <= _MOST_ITERATIONS:
+        raise ConfigError(f"iterations would be {count}: there must be 1 to {_MOST_ITERATIONS}")
+    return count
+
+
+def _iteration(
+    layout: Layout, facts: JobFacts, iteration: int, dead: Sequence[int], delay_ns: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """One step of the graph to be, and its row; the layout goes on."""
+    step: dict[str, Any] = {"entries": layout.stacks}
+    row: dict[str, Any] = {"iteration": iteration, "failed": dead, "action": "train", "moves": 0}
+    closed_ns = layout.stacks * facts.entry_ns + facts.rest_ns
+    if dead:
+        plan_ = layout.fail(dead)
+        if plan_.action == "wipe-out":
+            raise ConfigError(
+                f"the failure in iteration {iteration} leaves no host for type {plan_.lost[0]}: the job restarts"
+                " from a checkpoint, there is nothing to replay (a larger r masks more)"
+            )
+        patches: dict[int, int] = {}
+        for group, _ in plan_.moves:
+            patches[group] = patches.get(group, 0) + 1
+        step |= {"failed": dead, "patches": patches, "delay_ns": delay_ns}
+        row |= {"action": plan_.action, "moves": len(plan_.moves)}
+        closed_ns += delay_ns + max(patches.values(), default=0) * facts.entry_ns
+    return step, row | {"stacks": layout.stacks, "live": len(layout.live), "closed_form_ns": closed_ns}

@@ -81,6 +81,11 @@ impl Perturbations {
                     }
                 }
                 ("perturb", _) => return Err(syntax("`perturb` must be a list of tables: write [[perturb]]".into())),
+                ("group_failure" | "spare", _) => {
+                    let message =
+                        format!("`{key}` makes other steps of a job: only a replay takes it (`prism replay`)");
+                    return Err(syntax(message));
+                }
                 (other, _) => return Err(syntax(format!("unknown key `{other}`: there are `perturb` and `slow`"))),
             }
         }
