@@ -1,6 +1,6 @@
 """How long it takes until ranks train: from the start to the beginning of their first iteration, in real time.
 
-An iteration begins with the first forward on the device, or where the activations of another pipeline stage are received.
+An iteration begins with the first forward on the device, or where activations of another pipeline stage are received.
 What comes before is what a job pays once: interpreters, imports, rendezvous, process groups, communicators, the model.
 """
 
