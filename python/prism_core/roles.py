@@ -109,6 +109,7 @@ class RoleFinder:
             problem = self._first_difference(sorted(verified), stand_ins)
             if not problem:
                 return self._roles(self._assign(stand_ins), sorted(verified), way.name)
+            self._alone.clear()  # what was thought of the ends may be wrong as well
             if (better := self._explain(way, representatives, known)) is way:
                 raise RoleError(_unlike(problem))
             way = better
@@ -130,14 +131,12 @@ class RoleFinder:
         steps = known.steps(other, rank) if self.may_add and len(self.recordings) < MAX_RUN else []
         self._run(steps)
         has_effect = not all(self._is_like(step, other) for step in steps)
-        if rank in ends and self.may_add and not has_effect:
+        found = self._decide(known, 0 if has_effect or rank in ends else 2)
+        if not found or (found[0].key_of(rank) == found[0].key_of(other) and rank not in ends):
+            raise RoleError(_unlike(self.differences[-1]))
+        if found[0].key_of(rank) == found[0].key_of(other):
             self._alone.add(rank)  # or with many at that end: bisection will tell
-            found = known.simplest(self._agrees)
-        else:
-            found = self._decide(known, 0 if has_effect else 2)
-        if found:
-            return found[0]
-        raise RoleError(_unlike(self.differences[-1]))
+        return found[0]
 
     def _decide(self, known: Explanations, min_traits: int) -> list[Distinction]:
         """The simplest explanations, after ranks were run about which the first one and others disagree.
@@ -171,8 +170,9 @@ class RoleFinder:
         return {way.key_of(rank): self._digest(recording) for rank, recording in self._shared()}
 
     def _shared(self) -> list[tuple[int, Any]]:
-        """Recordings of ranks that may be like others."""
-        return [(rank, recording) for rank, recording in self.recordings.items() if rank not in self._alone]
+        """Recordings of ranks that may be like others. An end of the job may be special: others have to bear it out."""
+        special = {0, self.world_size - 1, *self._alone} if self.world_size > 2 else self._alone
+        return [(rank, recording) for rank, recording in self.recordings.items() if rank not in special]
 
     def _agrees(self, way: Distinction) -> bool:
         """Tells whether all recordings of a role are equal."""
@@ -184,7 +184,7 @@ class RoleFinder:
 
     def _odd(self, way: Distinction, representatives: Mapping[RoleKey, int]) -> list[tuple[int, int]]:
         """Ranks that are not like the representative of their role, with that one."""
-        pairs = [(rank, representatives[way.key_of(rank)]) for rank, _ in self._shared()]
+        pairs = [(rank, representatives[way.key_of(rank)]) for rank in self.recordings if rank not in self._alone]
         return sorted(pair for pair in pairs if not self._is_like(*pair))
 
     # Who is run, and for whom it stands

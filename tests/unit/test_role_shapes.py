@@ -135,9 +135,10 @@ def test_ranks_that_differ_in_sizes_alone() -> None:
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_the_first_tensor_parallel_rank_of_every_stage_has_the_data(special: bool) -> None:
+@pytest.mark.parametrize("ep", [1, 2])
+def test_the_first_tensor_parallel_rank_of_every_stage_has_the_data(special: bool, ep: int) -> None:
     """Megatron among 8,192: for every stage one rank of the first tensor-parallel position, and one of all others."""
-    mesh = Mesh(tp=8, dp=64, pp=16)
+    mesh = Mesh(tp=8, dp=64, pp=16, ep=ep)
 
     def program_of(rank: int) -> object:
         tensor, _, stage = mesh.place(rank)
