@@ -210,6 +210,8 @@ class Server:
         sys.stdout.flush()
         sys.stderr.flush()
         gc.collect()
+        # What was imported is nobody's garbage: ranks that end need not go over all of it, nor copy the pages it is in.
+        gc.freeze()
         self._say(ready=True)
 
     def _say(self, **message: Any) -> None:

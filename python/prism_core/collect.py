@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from prism_core import _native
+from prism_core.bootstrap import Bootstrap
 from prism_core.command import ProgramCommand, check_world_size, parse_command
 from prism_core.config import CollectConfig, Device, parse_device, parse_ranks
 from prism_core.contents import META_RANKS, facts_of_ranks
@@ -32,7 +33,7 @@ from prism_core.nccl import with_environment
 from prism_core.parts import KeptRecording, Part, PartFolder, RecordingShelf, said_by
 from prism_core.progress import Progress
 from prism_core.published import META, PublishedValues, ValueKey
-from prism_core.roles import MAX_REPRESENTATIVES, Distinction, Positions, RoleFinder, Roles, distinctions
+from prism_core.roles import MAX_REPRESENTATIVES, Explanations, Positions, RoleFinder, Roles
 from prism_core.rules import Rules, load_rules, load_value_rules
 from prism_core.slicing import check_part, in_order, open_folder
 from prism_core.store import RendezvousServer
@@ -74,7 +75,7 @@ def collect(
     _check_output(config.output)
     _check_exact(config, device)
     with _choose_starter(config, device, program) as starter:
-        collector = _Collector(config, device, program, starter, progress or Progress(enabled=False))
+        collector = _Collector(config, device, program, starter, progress or Progress(enabled=False), start)
         collector.note(notes)
         collector.hear(heard or {})
         if config.part is not None:
@@ -197,10 +198,12 @@ class _Collector:
         program: ProgramCommand,
         starter: ForkStarter | NoFork,
         progress: Progress,
+        start_ns: int,
     ) -> None:
         self._config = config
         self._starter = starter
         self._progress = progress
+        self._bootstrap = Bootstrap(start_ns)
         self._device = device
         self._program = program
         self._gpus_per_node = device.gpus_per_node
@@ -251,10 +254,10 @@ class _Collector:
             base = min(first, key=lambda rank: (rank in (0, world_size - 1), abs(rank - base)))
         return self._finder.infer(first, base, self._ways)
 
-    def _ways(self, recording: Any) -> list[Distinction]:
+    def _ways(self, recording: Any) -> Explanations:
         info = json.loads(recording.info_json())
         positions = Positions([group["ranks"] for group in info["groups"]], self._config.world_size)
-        return distinctions(positions, recording.rank, info["p2p_ordinals"], self._gpus_per_node)
+        return Explanations(positions, recording.rank, info["p2p_ordinals"], self._gpus_per_node)
 
     def _summon(self, rank: int) -> bool:
         """Has one more rank run, for a value that another one waits for."""
@@ -346,6 +349,8 @@ class _Collector:
             self._keep(rank, room)
 
     def _keep(self, rank: int, room: _Room) -> None:
+        if self._group is not None:
+            self._bootstrap.look(session_status(room.session)[1], self._group.result)
         recording = room.session.recording(rank)
 
         def part() -> Part:
@@ -496,6 +501,7 @@ class _Collector:
             "part": f"{index + 1}/{count}",
             "ranks_run": [recording.rank for recording in recordings],
             "ranks_resumed": sorted(self._resumed),
+            "bootstrap": self._bootstrap.figures(),
             "recordings": self._shelf.figures(),
             "parts": str(self._folder.path) if self._folder is not None else None,
             "notes": sorted(self._notes),
@@ -515,8 +521,10 @@ class _Collector:
             "ranks_verified": roles.verified,
             "roles": roles.num_roles,
             "role_distinction": roles.distinction,
+            "role_differences": roles.differences,
             "seed": self._config.seed,
             "ranks_resumed": sorted(self._resumed),
+            "bootstrap": self._bootstrap.figures(),
             "recordings": self._shelf.figures(),
             "ranks": [self._ranks[rank] for rank in run],
             "memory": self._job_memory(),

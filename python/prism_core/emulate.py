@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from prism_core import _native
+from prism_core.bootstrap import Bootstrap
 from prism_core.collect import memory_figures, tool_version
 from prism_core.command import ProgramCommand, check_world_size, parse_command
 from prism_core.config import (
@@ -37,7 +38,7 @@ from prism_core.fit import META as MEMORY_META
 from prism_core.fit import Card, from_meta, job_memory, rank_memory
 from prism_core.forks import ForkStarter, NoFork, choose_starter
 from prism_core.kernels import read_tables
-from prism_core.launch import GroupResult, RankGroup, Seat, await_engine, failure_of, log_path
+from prism_core.launch import GroupResult, RankGroup, Seat, await_engine, failure_of, log_path, session_status
 from prism_core.nccl import differences, settings_of_environment, settings_of_profile, with_environment
 from prism_core.page import write_run
 from prism_core.perturb import perturbation_text
@@ -131,6 +132,8 @@ def emulate(config: EmulateConfig, progress: Progress | None = None) -> dict[str
             failure = failure_of(group.result, session, logs)
         except (KeyboardInterrupt, SystemExit) as interruption:
             failure = InterruptedRunError(interruption)
+        bootstrap = Bootstrap(start)
+        bootstrap.look(session_status(session)[1], group.result)
         notes = store.notes()
         recorded_graph = (
             graph_of_run(session, graph, sandbox) if config.record is not None and failure is None else None
@@ -156,7 +159,8 @@ def emulate(config: EmulateConfig, progress: Progress | None = None) -> dict[str
         "tool_version": tool_version(),
         "error": error_entry(failure) if failure is not None else None,
     }
-    timing = _timing(found, group.result, time.monotonic_ns() - start) | {"graph": str(Path(config.graph).absolute())}
+    timing = _timing(found, group.result, time.monotonic_ns() - start)
+    timing |= {"bootstrap": bootstrap.figures(), "graph": str(Path(config.graph).absolute())}
     write_run(config.output, summary, timing)
     if failure is not None:
         raise failure

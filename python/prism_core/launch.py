@@ -91,6 +91,7 @@ class RankStatus:
     finished: bool = False
     records: int = 0
     iterations: int = 0
+    training_for_ns: int | None = None
     last_op: str = ""
     ended_before_failure: bool = False
 
@@ -102,6 +103,7 @@ class GroupResult:
     Attributes:
         returncodes: Exit code per rank that ran to its end, as a shell reports it.
         wall_ns: How long the process of each of them ran.
+        start_ns: When the process of each rank was started (`time.monotonic_ns`).
         failed_rank: The first rank that ended with another code than 0.
         session_failure: The engine's text, if it stopped the run.
         uncatchable: Why nothing can be preloaded into the program itself, if that is so.
@@ -109,6 +111,7 @@ class GroupResult:
 
     returncodes: dict[int, int] = field(default_factory=dict)
     wall_ns: dict[int, int] = field(default_factory=dict)
+    start_ns: dict[int, int] = field(default_factory=dict)
     failed_rank: int | None = None
     session_failure: str | None = None
     uncatchable: str | None = None
@@ -350,6 +353,7 @@ class RankGroup:
                 f"cannot start `{self._argv[0]}`: {error.strerror}", rank=rank, returncode=127, last_op=""
             ) from error
         self._running[rank] = process
+        self.result.start_ns[rank] = process.start_ns
 
     def _reap(self, result: GroupResult) -> None:
         for rank, process in list(self._running.items()):

@@ -113,6 +113,7 @@ def collect_text(document: Mapping[str, Any]) -> str:
         *(row for rank in document["ranks"] for row in _collected_rank_rows(rank)),
         *job_rows(document.get("memory")),
         *_influence_rows(document.get("influence")),
+        *_bootstrap_rows(document.get("bootstrap")),
         ("took", f"{_seconds(document['wall_ns'])}, largest rank {_mebibytes(document['peak_rank_rss_bytes'])}"),
         *(("note", note) for note in document["notes"]),
         *(("store", f"{note['rule']}: {note['key']}") for note in document["store"]),
@@ -125,6 +126,15 @@ def _collected_rank_rows(rank: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     if "memory" in rank:
         yield f"{name} memory", f"{rank['memory']['verdict']} ({_mebibytes(rank['memory']['total_bytes'])} in all)"
     yield from _value_rows(name, rank.get("values"))
+
+
+def _bootstrap_rows(bootstrap: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
+    """How long it took until ranks trained."""
+    times = [spent for spent in (bootstrap or {}).get("rank_ns", {}).values() if spent is not None]
+    if bootstrap is None or not times:
+        return
+    job = "" if bootstrap["job_ns"] is None else f"{_seconds(bootstrap['job_ns'])} until all ranks that ran trained; "
+    yield "bootstrap", f"{job}a rank {_seconds(min(times))} to {_seconds(max(times))} from its start"
 
 
 def _influence_rows(influence: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
@@ -272,6 +282,7 @@ def _emulate_rows(document: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         yield "store", f"{note['rule']}: {note['key']}"
     if document["error"]:
         yield "error", document["error"]["message"]
+    yield from _bootstrap_rows(document.get("bootstrap"))
     if "wall_ns" in document:
         overhead = "" if document["overhead"] is None else f", {document['overhead']} times the emulated time"
         yield "took", _seconds(document["wall_ns"]) + overhead

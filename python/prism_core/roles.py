@@ -1,109 +1,28 @@
 """Which ranks do the same: run one of each role, let it stand for the others, check on ranks drawn at random.
 
-A rank's *role key* is its position in some of its process groups. The groups that carry point-to-point messages always
-count (a pipeline stage does what its position says); others only when the check shows that they must.
+A rank's *role key* is its place in some of its process groups. The groups that carry point-to-point messages always
+count (a pipeline stage does what its place says). Where ranks differ that should be equal, ranks are run that differ
+from one of the two in a single place, and the simplest distinction that explains all that was seen is tried next.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from prism_core.errors import RoleError
+from prism_core.traits import MAX_REPRESENTATIVES, Distinction, Explanations, Positions, RoleKey
 
-#: A position in a larger group distinguishes too many ranks to run one of each.
-SMALL_GROUP = 64
-#: How many ranks may be run as representatives.
-MAX_REPRESENTATIVES = 64
+__all__ = ["MAX_REPRESENTATIVES", "Explanations", "Positions", "RoleFinder", "Roles"]
 
-RoleKey = tuple[int, ...]
-#: Position of a rank that has no such group.
-NO_POSITION = -1
-
-
-class Positions:
-    """Every rank's group ranks, in the order in which its groups were created.
-
-    Args:
-        groups: Member lists in order of creation; no groups stand for one of all ranks.
-        world_size: Ranks of the job.
-    """
-
-    def __init__(self, groups: Sequence[Sequence[int]], world_size: int) -> None:
-        self.world_size = world_size
-        self._group_ranks: list[list[int]] = [[] for _ in range(world_size)]
-        self._members: list[list[Sequence[int]]] = [[] for _ in range(world_size)]
-        for members in groups or [range(world_size)]:
-            for group_rank, rank in enumerate(members):
-                self._group_ranks[rank].append(group_rank)
-                self._members[rank].append(members)
-
-    def key(self, rank: int, ordinals: Iterable[int]) -> RoleKey:
-        """Positions in the groups with these ordinals (counted among the groups that contain the rank)."""
-        own = self._group_ranks[rank]
-        return tuple(own[ordinal] if ordinal < len(own) else NO_POSITION for ordinal in ordinals)
-
-    def is_first(self, rank: int, ordinals: Iterable[int]) -> RoleKey:
-        """Whether it is the first of the groups with these ordinals: the one that reads data and tells others."""
-        return tuple(int(position == 0) for position in self.key(rank, ordinals))
-
-    def small_ordinals(self, rank: int) -> list[int]:
-        """Ordinals of the rank's groups of at most `SMALL_GROUP` members, but not of the whole job."""
-        sizes = [len(members) for members in self._members[rank]]
-        return [ordinal for ordinal, size in enumerate(sizes) if 1 < size <= SMALL_GROUP and size < self.world_size]
-
-    def peers(self, rank: int, ordinals: Iterable[int]) -> frozenset[int]:
-        """The members of the rank's groups with these ordinals."""
-        return frozenset(peer for ordinal in ordinals for peer in self._members[rank][ordinal])
-
-
-@dataclass(frozen=True, slots=True)
-class Distinction:
-    """One way to tell roles apart.
-
-    Attributes:
-        name: What tells them apart, in words.
-        key_of: The role key of a rank.
-        preferred: Ranks to run first, all else being equal.
-    """
-
-    name: str
-    key_of: Callable[[int], RoleKey]
-    preferred: frozenset[int] = frozenset()
-
-
-def distinctions(positions: Positions, base: int, p2p_ordinals: Sequence[int], gpus_per_node: int) -> list[Distinction]:
-    """Ways to tell roles apart, from coarse to fine."""
-    small = positions.small_ordinals(base)
-    messages = sorted(set(p2p_ordinals) & set(small))
-    if set(p2p_ordinals) - set(small):
-        messages = small  # messages in a large group: the small ones are all that may explain who sends to whom
-    ways = [
-        Distinction(
-            "position among those it exchanges messages with",
-            lambda rank: positions.key(rank, messages),
-            positions.peers(base, messages),
-        ),
-        Distinction(
-            "position among those it exchanges messages with, and whether it is the first of its small process groups",
-            lambda rank: (*positions.key(rank, messages), *positions.is_first(rank, small)),
-        ),
-        Distinction(
-            "position in its small process groups",
-            lambda rank: positions.key(rank, small),
-            positions.peers(base, small),
-        ),
-        Distinction(
-            "position in its small process groups and on its node",
-            lambda rank: (*positions.key(rank, small), rank % gpus_per_node),
-        ),
-    ]
-    if positions.world_size <= MAX_REPRESENTATIVES:
-        ways.append(Distinction("none: every rank was run", lambda rank: (rank,)))
-    return ways
+#: How many ranks may be run only to choose between explanations.
+MAX_EXPERIMENTS = 8
+#: How many ranks may be run in all before differences are no longer looked into.
+MAX_RUN = 3 * MAX_REPRESENTATIVES
 
 
 @dataclass(slots=True)
@@ -115,12 +34,14 @@ class Roles:
         verified: Ranks that were run only to check the inference.
         distinction: How roles are told apart.
         num_roles: Different programs among the representatives.
+        differences: Of ranks that were taken for equal at first: what made the distinction finer.
     """
 
     assignment: list[int]
     verified: list[int]
     distinction: str
     num_roles: int
+    differences: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -145,6 +66,10 @@ class RoleFinder:
     may_add: bool = True
     compares_times: bool = True
     recordings: dict[int, Any] = field(default_factory=dict)
+    differences: list[str] = field(default_factory=list)
+    #: Ends of the job that are unlike all others, and ranks next to them that are like those ends.
+    _alone: set[int] = field(default_factory=set)
+    _num_experiments: int = 0
 
     def _run(self, ranks: Iterable[int]) -> None:
         missing = sorted(set(ranks) - set(self.recordings))
@@ -156,89 +81,152 @@ class RoleFinder:
         self._run(range(self.world_size))
         return self._roles(list(range(self.world_size)), [], "none: every rank was run")
 
-    def infer(self, first: Sequence[int], base: int, ways: Callable[[Any], list[Distinction]]) -> Roles:
+    def infer(self, first: Sequence[int], base: int, explanations: Callable[[Any], Explanations]) -> Roles:
         """Runs `first`, then what the roles need, and checks.
 
         Args:
             first: Ranks to begin with.
             base: The one of them that is typical.
-            ways: Gives the distinctions to try, from the recording of `base`.
+            explanations: Gives the distinctions to try, from the recording of `base`.
+
+        Raises:
+            RoleError: Ranks differ and no distinction says why, or there are too many roles.
         """
         self._run(first)
         generator = random.Random(self.seed)
+        known = explanations(self.recordings[base])
+        way = known.coarsest
         verified: set[int] = set()
-        problem = ""
-        distinctions = ways(self.recordings[base])
-        for index, distinction in enumerate(distinctions):
-            pair = distinctions[index : index + 2]
-            if self._is_too_coarse(pair):
+        while True:
+            representatives = self._represent(way, known)
+            if self.may_add and (better := self._explain(way, representatives, known)) is not way:
+                way = better
                 continue
-            representatives = self._represent(distinction, base)
-            if representatives is None or self._is_too_coarse(pair):
-                continue
-            stand_ins = self._stand_ins(distinction, representatives)
-            drawn = self._draw(generator, stand_ins)
+            stand_ins = self._stand_ins(way, representatives)
+            drawn = self._draw(generator, way, stand_ins)
             self._run(drawn)
             verified.update(drawn)
             problem = self._first_difference(sorted(verified), stand_ins)
             if not problem:
-                return self._roles(self._assign(stand_ins), sorted(verified), distinction.name)
-        raise RoleError(
-            f"ranks that look equal are not: {problem or 'there are too many roles to run one rank of each'}; "
-            "collect with --ranks all, or name the ranks to run"
-        )
+                return self._roles(self._assign(stand_ins), sorted(verified), way.name)
+            self._alone.clear()  # what was thought of the ends may be wrong as well
+            if (better := self._explain(way, representatives, known)) is way:
+                raise RoleError(_unlike(problem))
+            way = better
 
-    def _is_too_coarse(self, pair: Sequence[Distinction]) -> bool:
-        """Tells whether recordings differ that the first distinction takes for equal and the next does not."""
-        if (
-            not self.may_add
-            or len(pair) < 2
-            or len({pair[1].key_of(rank) for rank in range(self.world_size)}) > MAX_REPRESENTATIVES
-        ):
-            return False
-        coarse, fine = pair
-        return any(
-            coarse.key_of(rank) == coarse.key_of(other)
-            and fine.key_of(rank) != fine.key_of(other)
-            and not self._is_like(rank, other)
-            for rank in self.recordings
-            for other in self.recordings
-            if rank < other
-        )
+    # Differences and what explains them
 
-    def _represent(self, distinction: Distinction, base: int) -> dict[RoleKey, int] | None:
-        """One rank per role, run if it has not been; `None` if there are too many roles."""
-        ranks_of: dict[RoleKey, list[int]] = defaultdict(list)
+    def _explain(self, way: Distinction, representatives: Mapping[RoleKey, int], known: Explanations) -> Distinction:
+        """A distinction that agrees with all recordings; the one that is given, if it does.
+
+        Raises:
+            RoleError: There is none.
+        """
+        odd = self._odd(way, representatives)
+        if not odd:
+            return way
+        ends = {0, self.world_size - 1}
+        rank, other = min(odd, key=lambda pair: (pair[0] in ends, pair))
+        self.differences.append(self._difference(rank, other))
+        steps = known.steps(other, rank) if self.may_add and len(self.recordings) < MAX_RUN else []
+        self._run(steps)
+        has_effect = not all(self._is_like(step, other) for step in steps)
+        found = self._decide(known, 0 if has_effect or rank in ends else 2)
+        if not found or (found[0].key_of(rank) == found[0].key_of(other) and rank not in ends):
+            raise RoleError(_unlike(self.differences[-1]))
+        if found[0].key_of(rank) == found[0].key_of(other):
+            self._alone.add(rank)  # or with many at that end: bisection will tell
+        return found[0]
+
+    def _decide(self, known: Explanations, min_traits: int) -> list[Distinction]:
+        """The simplest explanations, after ranks were run about which the first one and others disagree.
+
+        Args:
+            known: All explanations.
+            min_traits: Of the others: no single trait made a difference, so several together may.
+        """
+        while True:
+            found = known.simplest(self._agrees)
+            others = found[1:] + (known.simplest(self._agrees, min_traits) if min_traits else [])
+            if not self.may_add or self._num_experiments >= MAX_EXPERIMENTS:
+                return found
+            crucial = (self._crucial(found[0], way) for way in others[:MAX_EXPERIMENTS])
+            rank = next((rank for rank in crucial if rank is not None), None)
+            if rank is None:
+                return found
+            self._num_experiments += 1
+            self._run([rank])
+
+    def _crucial(self, way: Distinction, other: Distinction) -> int | None:
+        """A rank that is like one recording if the first explanation holds, and like a different one by the other."""
+        mine, theirs = self._programs(way), self._programs(other)
+        for rank in range(1, self.world_size - 1):
+            one, two = mine.get(way.key_of(rank)), theirs.get(other.key_of(rank))
+            if one is not None and two is not None and one != two and rank not in self.recordings:
+                return rank
+        return None
+
+    def _programs(self, way: Distinction) -> dict[RoleKey, str]:
+        return {way.key_of(rank): self._digest(recording) for rank, recording in self._shared()}
+
+    def _shared(self) -> list[tuple[int, Any]]:
+        """Recordings of ranks that may be like others. An end of the job may be special: others have to bear it out."""
+        special = {0, self.world_size - 1, *self._alone} if self.world_size > 2 else self._alone
+        return [(rank, recording) for rank, recording in self.recordings.items() if rank not in special]
+
+    def _agrees(self, way: Distinction) -> bool:
+        """Tells whether all recordings of a role are equal."""
+        programs: dict[RoleKey, str] = {}
+        return all(programs.setdefault(way.key_of(rank), program) == program for rank, program in self._digests())
+
+    def _digests(self) -> list[tuple[int, str]]:
+        return [(rank, self._digest(recording)) for rank, recording in self._shared()]
+
+    def _odd(self, way: Distinction, representatives: Mapping[RoleKey, int]) -> list[tuple[int, int]]:
+        """Ranks that are not like the representative of their role, with that one."""
+        pairs = [(rank, representatives[way.key_of(rank)]) for rank in self.recordings if rank not in self._alone]
+        return sorted(pair for pair in pairs if not self._is_like(*pair))
+
+    # Who is run, and for whom it stands
+
+    def _represent(self, way: Distinction, known: Explanations) -> dict[RoleKey, int]:
+        """One rank per role, run if it has not been.
+
+        Raises:
+            RoleError: There are too many roles, or the user's ranks miss one.
+        """
+        ranks_of: dict[RoleKey, list[int]] = {}
         for rank in range(self.world_size):
-            ranks_of[distinction.key_of(rank)].append(rank)
+            ranks_of.setdefault(way.key_of(rank), []).append(rank)
         if len(ranks_of) > MAX_REPRESENTATIVES:
-            return None
-        chosen = {key: self._choose(ranks, base, distinction.preferred) for key, ranks in ranks_of.items()}
+            raise RoleError(_unlike(f"there are too many roles to run one rank of each ({len(ranks_of)}: {way.name})"))
+        chosen = {key: self._choose(ranks, known, bool(way.base)) for key, ranks in ranks_of.items()}
         absent = sorted(set(chosen.values()) - set(self.recordings))
         if absent and not self.may_add:
-            raise RoleError(f"the ranks to run miss a role: add rank {absent[0]} ({distinction.name})")
+            raise RoleError(f"the ranks to run miss a role: add rank {absent[0]} ({way.name})")
         self._run(absent)
         return chosen
 
-    def _choose(self, ranks: Sequence[int], base: int, preferred: frozenset[int]) -> int:
-        """The typical one of equal ranks: not the first or last of the job, run already, near the base.
+    def _choose(self, ranks: Sequence[int], known: Explanations, has_stages: bool) -> int:
+        """The typical one of equal ranks: not the first or last of the job, run already, near the typical one of all.
 
-        Of ranks that the user chose, that should be equal and are not, it is one of the majority: the odd one may be
-        what the user is after.
+        Of stages those are compared that are equal in all other places, whatever was run before. Of ranks that the user
+        chose, that should be equal and are not, it is one of the majority: the odd one may be what the user is after.
         """
         ends = (0, self.world_size - 1)
         programs = Counter(self.recordings[rank].digest() for rank in ranks if rank in self.recordings)
 
         def cost(rank: int) -> tuple[int, ...]:
             not_run, is_end = rank not in self.recordings, rank in ends
-            first: tuple[int, ...] = (is_end, not_run)
+            place = known.distance(rank, known.typical)
+            first: tuple[int, ...] = (is_end, place, not_run) if has_stages else (is_end, not_run, place)
             if not self.may_add:
                 first = (not_run, 0 if not_run else -programs[self.recordings[rank].digest()], is_end)
-            return *first, rank not in preferred, abs(rank - base), rank
+            return *first, abs(rank - known.typical), rank
 
         return min(ranks, key=cost)
 
-    def _stand_ins(self, distinction: Distinction, representatives: dict[RoleKey, int]) -> list[int]:
+    def _stand_ins(self, distinction: Distinction, representatives: Mapping[RoleKey, int]) -> list[int]:
         """For every rank the rank that stands for it if it is not run itself."""
         stand_ins = [representatives[distinction.key_of(rank)] for rank in range(self.world_size)]
         if self.may_add:
@@ -269,6 +257,7 @@ class RoleFinder:
                 same = middle
             else:
                 differs = middle
+        self._alone.update(between[: differs + 1])
         nearest = between[1]
         for rank in between[1 : differs + 1]:
             nearest = rank if rank in self.recordings else nearest
@@ -281,26 +270,39 @@ class RoleFinder:
         digest: str = recording.digest() if self.compares_times else recording.digest(times=False)
         return digest
 
-    def _draw(self, generator: random.Random, stand_ins: Sequence[int]) -> list[int]:
-        """Ranks to check: some of all that are inferred, and as many of those for whom not the typical rank stands."""
+    def _draw(self, generator: random.Random, way: Distinction, stand_ins: Sequence[int]) -> list[int]:
+        """Ranks to check: some of all that are inferred, and as many of uncommon kinds of rank, the rarest first."""
         inferred = [rank for rank in range(self.world_size) if rank not in self.recordings]
-        usual = Counter(stand_ins).most_common(1)[0][0]
-        unusual = [rank for rank in inferred if stand_ins[rank] != usual] if self.num_verified else []
-        drawn = generator.sample(inferred, min(self.num_verified, len(inferred)))
-        return sorted({*drawn, *generator.sample(unusual, min(self.num_verified, len(unusual)))})
+        kinds = [tuple(trait.values[rank] for trait in way.added) or stand_ins[rank] for rank in range(self.world_size)]
+        drawn = set(generator.sample(inferred, min(self.num_verified, len(inferred))))
+        sizes = Counter(kinds)
+        usual = sizes.most_common(1)[0][0]
+        generator.shuffle(inferred)
+        inferred.sort(key=lambda rank: sizes[kinds[rank]])
+        unusual: dict[Any, list[int]] = {}
+        for rank in inferred:
+            if kinds[rank] != usual and rank not in drawn:
+                unusual.setdefault(kinds[rank], []).append(rank)
+        in_turn = [rank for turn in zip_longest(*unusual.values()) for rank in turn if rank is not None]
+        return sorted({*drawn, *in_turn[: self.num_verified]})
 
     def _assign(self, stand_ins: Sequence[int]) -> list[int]:
         return [rank if rank in self.recordings else stand_ins[rank] for rank in range(self.world_size)]
 
     def _first_difference(self, verified: Sequence[int], stand_ins: Sequence[int]) -> str:
-        for rank in verified:
-            mine, other = self.recordings[rank], self.recordings[stand_ins[rank]]
-            if not self._is_like(rank, stand_ins[rank]):
-                found = mine.difference(other) if self.compares_times else mine.difference(other, times=False)
-                difference = found or "their digests differ"
-                return f"rank {rank} is not like rank {other.rank} ({difference})"
-        return ""
+        unlike = (rank for rank in verified if not self._is_like(rank, stand_ins[rank]))
+        return next((self._difference(rank, stand_ins[rank]) for rank in unlike), "")
+
+    def _difference(self, rank: int, other: int) -> str:
+        """In what two recordings differ."""
+        mine, theirs = self.recordings[rank], self.recordings[other]
+        found = mine.difference(theirs) if self.compares_times else mine.difference(theirs, times=False)
+        return f"rank {rank} is not like rank {other} ({found or 'their digests differ'})"
 
     def _roles(self, assignment: list[int], verified: list[int], name: str) -> Roles:
         digests = {self._digest(recording) for recording in self.recordings.values()}
-        return Roles(assignment, verified, name, len(digests))
+        return Roles(assignment, verified, name, len(digests), self.differences)
+
+
+def _unlike(problem: str) -> str:
+    return f"ranks that look equal are not: {problem}; collect with --ranks all, or name the ranks to run"

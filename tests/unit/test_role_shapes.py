@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 from prism_core.errors import RoleError
-from prism_core.roles import Positions, RoleFinder, Roles, distinctions
+from prism_core.roles import Explanations, Positions, RoleFinder, Roles
 
 
 @dataclass
@@ -72,7 +72,7 @@ def find(
     positions = Positions(mesh.groups(), mesh.world)
     base = mesh.world // 2
     first = sorted({0, base, mesh.world - 1})
-    roles = search.infer(first, base, lambda recording: distinctions(positions, recording.rank, p2p, 8))
+    roles = search.infer(first, base, lambda recording: Explanations(positions, recording.rank, p2p, 8))
     return search, roles
 
 
@@ -90,7 +90,7 @@ def test_uneven_pipelines() -> None:
 
     search, roles = find(mesh, program_of, [PIPELINE])
     assert_right(mesh, roles, program_of)
-    assert roles.num_roles == 3 and len(search.recordings) <= 14
+    assert roles.num_roles == 3 and len(search.recordings) <= 15
 
 
 def test_tied_embeddings() -> None:
@@ -134,6 +134,44 @@ def test_ranks_that_differ_in_sizes_alone() -> None:
     assert len(search.recordings) <= 24
 
 
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("ep", [1, 2])
+def test_the_first_tensor_parallel_rank_of_every_stage_has_the_data(special: bool, ep: int) -> None:
+    """Megatron among 8,192: for every stage one rank of the first tensor-parallel position, and one of all others."""
+    mesh = Mesh(tp=8, dp=64, pp=16, ep=ep)
+
+    def program_of(rank: int) -> object:
+        tensor, _, stage = mesh.place(rank)
+        return stage, "broadcasts" if tensor == 0 else "is told", special and rank == 0
+
+    search, roles = find(mesh, program_of, [PIPELINE])
+    assert_right(mesh, roles, program_of)
+    assert "first of its small process groups of 8 ranks (every 1)" in roles.distinction
+    assert "is told" in roles.differences[0]
+    assert len(search.recordings) <= 44
+
+
+@pytest.mark.parametrize("odd", ["last of data", "first of both", "place in tensor"])
+def test_what_differs_is_told_apart_and_nothing_else(odd: str) -> None:
+    mesh = Mesh(tp=4, dp=32, pp=4)
+
+    def program_of(rank: int) -> object:
+        tensor, data, stage = mesh.place(rank)
+        return stage, {"last": data == 31, "first": tensor == data == 0, "place": tensor}[odd.split()[0]]
+
+    search, roles = find(mesh, program_of, [PIPELINE])
+    assert_right(mesh, roles, program_of)
+    assert len(search.recordings) <= 32
+
+
+def test_groups_of_unlike_shapes_are_found_by_the_point_at_which_they_were_made() -> None:
+    """Two pipelines, of neighbours and of ranks at other distances: the third stage of both does the same."""
+    pipelines = [[0, 1, 2, 3], [4, 6, 5, 7]]
+    stage_of = {rank: stage for ranks in pipelines for stage, rank in enumerate(ranks)}
+    known = Explanations(Positions([list(range(8)), *pipelines], 8), 4, [1], 8)
+    assert [known.coarsest.key_of(rank) for rank in range(8)] == [(stage_of[rank],) for rank in range(8)]
+
+
 def test_a_rank_that_disagrees_with_its_role_is_named_with_the_op() -> None:
     mesh = Mesh(tp=1, dp=128, pp=1)
     with pytest.raises(RoleError) as caught:
@@ -153,11 +191,11 @@ def test_measured_times_make_no_roles() -> None:
     def infer(**options: object) -> tuple[RoleFinder, Roles]:
         search = RoleFinder(world_size=mesh.world, gpus_per_node=8, run=run, **options)  # type: ignore[arg-type]
         positions = Positions(mesh.groups(), mesh.world)
-        ways = lambda recording: distinctions(positions, recording.rank, [PIPELINE], 8)  # noqa: E731
+        ways = lambda recording: Explanations(positions, recording.rank, [PIPELINE], 8)  # noqa: E731
         return search, search.infer([0, 128, 255], 128, ways)
 
     search, roles = infer(compares_times=False)
-    assert roles.num_roles == 4 and len(search.recordings) <= 10
+    assert roles.num_roles == 4 and len(search.recordings) <= 11
     assert all(mesh.place(roles.assignment[rank])[2] == mesh.place(rank)[2] for rank in range(mesh.world))
     with pytest.raises(RoleError, match="ranks that look equal are not"):
         infer(compares_times=True)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prism_core.errors import RoleError
-from prism_core.roles import MAX_REPRESENTATIVES, Positions, RoleFinder, distinctions
+from prism_core.roles import MAX_REPRESENTATIVES, Explanations, Positions, RoleFinder
 
 
 @dataclass
@@ -42,7 +42,7 @@ def infer(search: RoleFinder, groups: list[list[int]], p2p: list[int], base: int
     base = world_size // 2 if base is None else base
     positions = Positions(groups, world_size)
     first = sorted({0, base, world_size - 1})
-    return search.infer(first, base, lambda recording: distinctions(positions, recording.rank, p2p, 8))
+    return search.infer(first, base, lambda recording: Explanations(positions, recording.rank, p2p, 8))
 
 
 def test_a_data_parallel_job_needs_three_ranks_and_two_checks() -> None:
@@ -86,7 +86,7 @@ def test_a_rank_at_the_boundary_may_be_unlike_both_sides() -> None:
 def test_a_pipeline_runs_one_rank_of_each_stage() -> None:
     search = finder(64, lambda rank: f"stage {rank % 4}")
     roles = infer(search, pipeline_groups(64, 4), p2p=[1])
-    assert {32, 33, 34, 35} <= set(search.recordings)
+    assert {rank % 4 for rank in search.recordings} == {0, 1, 2, 3} and len(search.recordings) <= 11
     for rank in range(64):
         assert roles.assignment[rank] % 4 == rank % 4
     assert roles.num_roles == 4
@@ -117,7 +117,7 @@ def test_of_chosen_ranks_the_odd_one_stands_for_itself_only() -> None:
     """Somebody who looks for a mistake of rank 65 names it beside two others: they stand for the rest."""
     search = finder(128, lambda rank: "mistake" if rank == 65 else "right", num_verified=0)
     search.may_add = False
-    roles = search.infer([0, 65, 127], 65, lambda _: distinctions(Positions([], 128), 65, [], 8))
+    roles = search.infer([0, 65, 127], 65, lambda _: Explanations(Positions([], 128), 65, [], 8))
     assert [rank for rank in range(128) if roles.assignment[rank] == 65] == [65]
 
 
@@ -138,7 +138,7 @@ def test_a_given_list_is_not_extended_by_roles() -> None:
     search = finder(64, lambda rank: f"stage {rank % 4}", may_add=False)
     positions = Positions(pipeline_groups(64, 4), 64)
     with pytest.raises(RoleError, match="add rank"):
-        search.infer([32, 33], 32, lambda recording: distinctions(positions, recording.rank, [1], 8))
+        search.infer([32, 33], 32, lambda recording: Explanations(positions, recording.rank, [1], 8))
 
 
 def test_all_ranks_run_leave_nothing_to_infer() -> None:

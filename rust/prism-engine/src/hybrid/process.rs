@@ -16,6 +16,7 @@ use prism_wire::control::UNIQUE_ID_BYTES;
 use prism_wire::server::ReplyWriter;
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 /// A query whose answer the engine does not know yet.
 #[derive(Clone, Copy, Debug)]
@@ -98,6 +99,8 @@ pub(crate) struct Process {
     pub(crate) memory: Memory,
     pub(crate) num_records: u64,
     pub(crate) num_iterations: u32,
+    /// When its first iteration began, in real time: for the launcher's figures only.
+    pub(crate) training_since: Option<Instant>,
     pub(crate) last_op: Option<OpKind>,
     /// Device time of its computations by family and by what it rests on, at full speed.
     pub(crate) compute_time: BTreeMap<(Family, Provenance), SimTime>,
@@ -133,6 +136,7 @@ impl Process {
             memory: Memory::default(),
             num_records: 0,
             num_iterations: 0,
+            training_since: None,
             last_op: None,
             compute_time: BTreeMap::new(),
             timeline: Timeline::default(),

@@ -19,6 +19,7 @@ use prism_wire::message::{FLAG_BACKGROUND, Record, RecordKind, Reply, ReplyStatu
 use prism_wire::server::ReplyWriter;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// A background thread that has asked for the same event so often while the program did nothing is told yes once the
 /// completion is known, even if the clock has not reached it: at shutdown the program waits for its watchdog, which asks
@@ -311,6 +312,9 @@ impl State {
         }
         if kind == OpKind::IterationEnd {
             process.num_iterations += 1;
+        }
+        if kind == OpKind::TrainingBegin {
+            process.training_since.get_or_insert_with(Instant::now);
         }
         if matches!(kind, OpKind::Collective { .. } | OpKind::PointToPoint { .. } | OpKind::Compute { .. }) {
             process.last_op = Some(kind);

@@ -38,6 +38,8 @@ pub struct RankStatus {
     pub records: u64,
     /// Iterations enqueued completely.
     pub iterations: u32,
+    /// Real time since its first iteration began, ns; none before.
+    pub training_for_ns: Option<u64>,
     /// The last op, in words.
     pub last_op: Option<String>,
 }
@@ -172,6 +174,9 @@ pub(crate) fn status(state: &State) -> Status {
         ended_before_failure: process.ended_before_failure,
         records: process.num_records,
         iterations: process.num_iterations,
+        training_for_ns: process
+            .training_since
+            .map(|since| u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)),
         last_op: last_op(process, state),
     };
     Status {
