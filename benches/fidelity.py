@@ -2,6 +2,8 @@
 
     python benches/fidelity.py                      # worlds 4 and 8 against all ranks real, world 8,192 against replay
     python benches/fidelity.py --worlds 4 --modes ddp
+    python benches/fidelity.py --megatron all       # megatron-core's layouts against all ranks real, and nothing else
+    python benches/fidelity.py --megatron recompute,skewed
 
 For each mode of `examples/train_gpt.py` and each world size the job is collected, then
 
@@ -12,6 +14,8 @@ For each mode of `examples/train_gpt.py` and each world size the job is collecte
 
 `peak MiB` is what rank 0's allocator had at most in hybrid, `collect` what it had more while the rank was collected:
 its peers come at once there, and an allocator that asks events whether memory is free again gets other answers. The
+With `--megatron` the jobs are those of `benches/megatron_jobs.py`: hybrid against all ranks real, healthy and perturbed
+alike (the same perturbations on both sides), and the order of NCCL calls of every sandbox rank besides. The
 script fails if a time differs by more than 0.3 % (5 % in the first two iterations, which have a column of their own:
 the program still allocates memory there), a peak by a byte from the run of all ranks, or a run from its repetition.
 """
@@ -19,23 +23,19 @@ the program still allocates memory there), a peak by a byte from the run of all 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from megatron_jobs import JOBS, ROOT, SMALL_NODE, Job, collect, emulate, prism
 from prism_core import _native
 
-ROOT = Path(__file__).resolve().parent.parent
 MODES = ("ddp", "fsdp2", "hsdp", "pipeline")
 MODEL = ["--layers=4", "--hidden=512", "--heads=8", "--seq=512", "--batch=4", "--iters=4"]
 #: A world of this size or less is also run with all ranks real.
 MOST_REAL = 16
-#: Small worlds have nodes of two devices, so that both kinds of link are in use and HSDP has replicas.
-SMALL_NODE = 2
 SANDBOX = (0, 3)
 #: In the first iterations a program still allocates memory, at moments that may fall into either of two.
 WARM_UP = 2
@@ -79,16 +79,6 @@ class Row:
 HEADER = """\
 | mode | ranks | ms/iteration | hybrid - all real | first two | replay - hybrid | peak MiB | collect | checks |
 |---|---|---|---|---|---|---|---|---|"""
-
-
-def prism(*arguments: object) -> dict[str, Any]:
-    """The JSON document of one command of `prism`."""
-    command = [sys.executable, "-m", "prism_core.cli", str(arguments[0]), "--json", *map(str, arguments[1:])]
-    child = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    if child.returncode != 0:
-        raise SystemExit(f"{' '.join(command)}\n{child.stderr[-4000:]}{child.stdout[-1000:]}")
-    document: dict[str, Any] = json.loads(child.stdout)
-    return document
 
 
 def program(mode: str, world_size: int) -> list[str]:
@@ -154,16 +144,62 @@ def compare_real(row: Row, hybrid: dict[str, Any], real: dict[str, Any]) -> None
                 row.problems.append(f"rank {rank['rank']} {peak}: {ours}, all real {theirs}")
 
 
+MEGATRON_HEADER = """\
+| job | ranks | ms/iteration | hybrid - all real | first two | replay - all real | peaks | NCCL calls |
+|---|---|---|---|---|---|---|---|"""
+
+
+def check_megatron(job: Job, folder: Path) -> tuple[str, list[str]]:
+    """One layout of megatron-core: its line of the table, and what differs."""
+    graph, _ = collect(job, folder)
+    hybrid, real = (emulate(job, folder, everyone=everyone) for everyone in (False, True))
+    row = Row(job.name, job.world_size, hybrid["iteration_time_ns"][-1] / 1e6)
+    compare_real(row, hybrid, real)
+    peaks = len(row.problems)
+    perturb = job.extra(folder)[-2:] if job.perturb else []
+    replayed = prism("replay", graph, *perturb)["iteration_time_ns"]
+    row.replay_error = error(replayed[WARM_UP:], real["iteration_time_ns"][WARM_UP:])
+    truth = {rank["rank"]: rank["nccl_digest"] for rank in real["ranks"]}
+    calls = [rank["rank"] for rank in hybrid["ranks"] if rank["nccl_digest"] != truth[rank["rank"]]]
+    row.problems += [f"rank {rank} calls NCCL otherwise" for rank in calls]
+    worst = max(row.real_error or 0.0, row.replay_error)
+    if worst > LARGEST_ERROR or row.warm_up_error > LARGEST_WARM_UP_ERROR:
+        row.problems.append("times differ")
+    cells = [job.name, str(job.world_size), f"{row.iteration_ms:.3f}"]
+    cells += [f"{value:.4%}" for value in (row.real_error or 0.0, row.warm_up_error, row.replay_error)]
+    cells += ["differ" if peaks else "equal", "differ" if calls else "equal"]
+    return f"| {' | '.join(cells)} |", row.problems
+
+
+def megatron_table(wanted: list[str], folder: Path) -> list[str]:
+    """Prints the table of megatron-core's layouts; returns what differs."""
+    print(MEGATRON_HEADER, flush=True)
+    problems = []
+    for job in JOBS:
+        if wanted != ["all"] and not any(part in job.name for part in wanted):
+            continue
+        place = folder / f"{job.folder}-{job.world_size}"
+        place.mkdir(parents=True, exist_ok=True)
+        line, found = check_megatron(job, place)
+        print(line, flush=True)
+        problems += [f"{job.name}: {problem}" for problem in found]
+    return problems
+
+
 def main() -> None:
     """Prints the table; exit code 1 if something differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", default="4,8,8192", help="world sizes (each at least 4)")
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--keep", type=Path, help="folder for graphs and runs (default: a temporary one)")
+    parser.add_argument("--megatron", help="`all`, or parts of names of megatron-core's jobs: these instead")
     args = parser.parse_args()
-    print(HEADER, flush=True)
     rows = []
     with tempfile.TemporaryDirectory(prefix="prism-fidelity-") as temporary:
+        if args.megatron:
+            problems = megatron_table(args.megatron.split(","), (args.keep or Path(temporary)).absolute())
+            raise SystemExit("\n".join(problems) if problems else 0)
+        print(HEADER, flush=True)
         for world_size in map(int, args.worlds.split(",")):
             for mode in args.modes.split(","):
                 folder = (args.keep or Path(temporary)).absolute() / f"{mode}-{world_size}"

@@ -46,6 +46,17 @@ def test_bad_parts_are_named(prism: Callable[..., Any]) -> None:
     assert next(line for line in lines if "rank 777)" in line).endswith("stands still; look at [777]")
 
 
+def test_a_rank_that_dies_and_what_spare_makes_of_it(prism: Callable[..., Any]) -> None:
+    lines = output("rank_dies.py")
+    assert lines[0].endswith("look at [777]")
+    steps = [line.split(": ")[1] for line in lines if line.startswith("  iteration ")]
+    times = [float(step.split(" s, ")[0]) for step in steps]
+    assert times[0] == times[1] and times[2] > 2.0 + times[1], "the failure is noticed after two seconds"
+    assert 1.5 * times[0] < times[4] < 2.0 * times[0], "two entries are computed, gradients are summed once"
+    assert [step.split(", ")[2] for step in steps] == ["train", "train", "reorder", "continue", "train"]
+    assert "leaves no host for type 97" in lines[-1], "with r = 2 groups 96 and 97 are the only hosts of a type"
+
+
 @pytest.mark.torch
 @pytest.mark.slow
 def test_a_hang_that_one_rank_in_thousands_makes(

@@ -54,6 +54,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seq", type=int, default=512)
     parser.add_argument("--vocab", type=int, default=8192)
     parser.add_argument("--microbatches", type=int, default=0, help="default: twice the pipeline stages")
+    parser.add_argument("--micro-batch", type=int, default=1, help="samples of a micro-batch")
     parser.add_argument("--iters", type=int, default=3)
     return parser.parse_args()
 
@@ -227,10 +228,10 @@ def run_settings(args: argparse.Namespace) -> dict:
 
 
 def next_batch(args: argparse.Namespace) -> dict[str, torch.Tensor]:
-    """One micro-batch: made by the first tensor-parallel rank, split along the sequence for context parallelism."""
+    """A micro-batch: made by the first tensor-parallel rank, split along the sequence for context parallelism."""
     data = None
     if mpu.get_tensor_model_parallel_rank() == 0:
-        text = torch.randint(0, args.vocab, (1, args.seq + 1), dtype=torch.int64)
+        text = torch.randint(0, args.vocab, (args.micro_batch, args.seq + 1), dtype=torch.int64)
         data = {"text": text}
     tokens = tensor_parallel.broadcast_data(["text"], data, torch.int64)["text"]
     position = torch.arange(args.seq, device="cuda").unsqueeze(0)
@@ -272,9 +273,9 @@ def main() -> None:
     torch.manual_seed(settings["seed"])
     model_parallel_cuda_manual_seed(settings["seed"])
     microbatches = args.microbatches or 2 * args.pp
-    init_num_microbatches_calculator(
-        dist.get_rank(), None, microbatches * mpu.get_data_parallel_world_size(), 1, mpu.get_data_parallel_world_size()
-    )
+    copies = mpu.get_data_parallel_world_size()
+    global_batch = microbatches * args.micro_batch * copies
+    init_num_microbatches_calculator(dist.get_rank(), None, global_batch, args.micro_batch, copies)
     config = model_config(args)
     model = build_model(args, config)
     optimizer = get_megatron_optimizer(
@@ -307,7 +308,7 @@ def main() -> None:
             model=model if len(model) > 1 else model[0],
             num_microbatches=get_num_microbatches(),
             seq_length=args.seq,
-            micro_batch_size=1,
+            micro_batch_size=args.micro_batch,
             forward_only=False,
         )
         success, _, _ = optimizer.step()

@@ -6,10 +6,11 @@ use super::recorder::Recorder;
 use super::timeline::Timeline;
 use super::translate::Names;
 use crate::cost::names::Family;
+use crate::graph::columns::OpRow;
 use crate::graph::op::{OpKind, Provenance};
-use crate::ids::{NameId, SlotId};
+use crate::ids::{NameId, SlotId, StreamId};
 use crate::profile::Profile;
-use crate::slice::recording::{CommOrigin, ProcessGroup, RankRecording, RecordedComm};
+use crate::slice::recording::{CommOrigin, Fnv128, ProcessGroup, RankRecording, RecordedComm};
 use crate::units::SimTime;
 use indexmap::IndexSet;
 use prism_wire::control::UNIQUE_ID_BYTES;
@@ -102,6 +103,8 @@ pub(crate) struct Process {
     /// When its first iteration began, in real time: for the launcher's figures only.
     pub(crate) training_since: Option<Instant>,
     pub(crate) last_op: Option<OpKind>,
+    /// Of its NCCL calls so far, in their order.
+    pub(crate) nccl_digest: Fnv128,
     /// Device time of its computations by family and by what it rests on, at full speed.
     pub(crate) compute_time: BTreeMap<(Family, Provenance), SimTime>,
     pub(crate) timeline: Timeline,
@@ -138,6 +141,7 @@ impl Process {
             num_iterations: 0,
             training_since: None,
             last_op: None,
+            nccl_digest: Fnv128::default(),
             compute_time: BTreeMap::new(),
             timeline: Timeline::default(),
             notes: BTreeMap::new(),
@@ -146,9 +150,15 @@ impl Process {
         }
     }
 
-    /// Remembers what a communicator is used for.
-    pub(crate) fn note_use(&mut self, kind: &OpKind) {
+    /// Remembers an NCCL call, and what its communicator is used for.
+    pub(crate) fn note_use(&mut self, stream: StreamId, kind: &OpKind) {
         let (OpKind::Collective { slot, .. } | OpKind::PointToPoint { slot, .. }) = *kind else { return };
+        let (row, group) = OpRow::pack(stream, *kind);
+        let what = u32::from_le_bytes([row.tag, row.a, row.b, row.c]);
+        for [high, low] in [[what, row.stream], [row.slot, row.arg], [group, 0]] {
+            self.nccl_digest.write_word(u64::from(high) << 32 | u64::from(low));
+        }
+        self.nccl_digest.write_word(row.value);
         let Some(comm) = self.recorded_comms.get(slot.index()) else { return };
         let uses = self.comm_uses.entry(slot).or_default();
         if uses.is_new(kind) {

@@ -318,7 +318,7 @@ impl State {
         }
         if matches!(kind, OpKind::Collective { .. } | OpKind::PointToPoint { .. } | OpKind::Compute { .. }) {
             process.last_op = Some(kind);
-            process.note_use(&kind);
+            process.note_use(op.stream, &kind);
         }
         if let (OpKind::Compute { duration, provenance, .. }, Some(family)) = (kind, family) {
             *process.compute_time.entry((family, provenance)).or_default() += duration;

@@ -97,6 +97,9 @@ pub struct RankSummary {
     pub iterations: u32,
     /// The last op, in words.
     pub last_op: Option<String>,
+    /// Digest of its collectives and halves of messages in their order: communicator (by order of creation), stream, kind,
+    /// root or peer, type, count, group. Equal for two runs in which the rank makes the same calls.
+    pub nccl_digest: String,
     /// Exit code of the process, if the launcher told.
     pub exit_code: Option<i32>,
 }
@@ -335,6 +338,7 @@ fn rank_summary(process: &Process, report: &SimReport, state: &State, host: Prov
         release_errors: process.release_errors,
         iterations: process.num_iterations,
         last_op: last_op(process, state),
+        nccl_digest: process.nccl_digest.hex(),
         exit_code: process.exited,
     }
 }
