@@ -5,6 +5,8 @@ use flate2::bufread::MultiGzDecoder;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes read at a time.
 const CHUNK: usize = 1 << 18;
@@ -13,8 +15,29 @@ pub const MAX_FILES: usize = 1 << 20;
 
 /// The file's content, unpacked if it is gzipped (told by its first bytes).
 pub fn open(path: &Path) -> Result<Box<dyn BufRead>, ImportError> {
+    open_counted(path, None)
+}
+
+/// A file, and how much of it has been read.
+struct Counted {
+    file: File,
+    read: Option<Arc<AtomicU64>>,
+}
+
+impl Read for Counted {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let length = self.file.read(buffer)?;
+        if let Some(read) = &self.read {
+            read.fetch_add(length as u64, Ordering::Relaxed);
+        }
+        Ok(length)
+    }
+}
+
+/// The same; the bytes read of the file as it is are added to `read`.
+pub fn open_counted(path: &Path, read: Option<Arc<AtomicU64>>) -> Result<Box<dyn BufRead>, ImportError> {
     let io = |source| ImportError::Io { path: path.to_owned(), source };
-    let mut plain = BufReader::with_capacity(CHUNK, File::open(path).map_err(io)?);
+    let mut plain = BufReader::with_capacity(CHUNK, Counted { file: File::open(path).map_err(io)?, read });
     let is_gzip = plain.fill_buf().map_err(io)?.starts_with(&[0x1f, 0x8b]);
     Ok(if is_gzip { Box::new(BufReader::with_capacity(CHUNK, MultiGzDecoder::new(plain))) } else { Box::new(plain) })
 }

@@ -9,6 +9,8 @@ use pyo3::prelude::*;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 fn from_import(error: &ImportError) -> PyErr {
     match error {
@@ -21,6 +23,24 @@ fn profile_of(toml: Option<&str>) -> PyResult<Option<Profile>> {
     toml.map(Profile::from_toml).transpose().map_err(|error| from_profile(&error))
 }
 
+/// Bytes of traces that an import has read so far, as they are on disk; may be asked for by another thread.
+#[pyclass(frozen)]
+#[derive(Default)]
+pub(crate) struct ReadCounter(Arc<AtomicU64>);
+
+#[pymethods]
+impl ReadCounter {
+    #[new]
+    fn new() -> Self {
+        Self::default()
+    }
+
+    /// Bytes.
+    fn bytes(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct KinetoOptions {
@@ -30,18 +50,28 @@ struct KinetoOptions {
     profile: Option<String>,
     #[serde(default)]
     keep_unmatched: bool,
+    #[serde(default)]
+    execution_traces: Vec<PathBuf>,
 }
 
 /// Makes a graph of profiler traces, one per rank. `options_json`: `ranks` (file name to rank), `world_size`, `profile` (TOML
-/// text), `keep_unmatched`. Returns the graph and the account as JSON. Raises ConfigError or OSError.
+/// text), `keep_unmatched`, `execution_traces` (paths). `counter` counts bytes read. Returns the graph and the account as JSON. Raises ConfigError or OSError.
 #[pyfunction]
-pub(crate) fn import_kineto(py: Python<'_>, paths: Vec<PathBuf>, options_json: &str) -> PyResult<(Graph, String)> {
+#[pyo3(signature = (paths, options_json, counter=None))]
+pub(crate) fn import_kineto(
+    py: Python<'_>,
+    paths: Vec<PathBuf>,
+    options_json: &str,
+    counter: Option<&ReadCounter>,
+) -> PyResult<(Graph, String)> {
     let options: KinetoOptions = serde_json::from_str(options_json).map_err(|error| from_json("options", &error))?;
     let options = kineto::Options {
         ranks: options.ranks,
         world_size: options.world_size,
         profile: profile_of(options.profile.as_deref())?,
         keeps_unmatched: options.keep_unmatched,
+        execution_traces: options.execution_traces,
+        progress: counter.map(|counter| Arc::clone(&counter.0)),
     };
     let imported = py.detach(|| kineto::import(&paths, &options)).map_err(|error| from_import(&error))?;
     let account = serde_json::to_string(&imported.summary).map_err(|error| from_json("account", &error))?;

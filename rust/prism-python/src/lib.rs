@@ -36,7 +36,7 @@ mod _native {
     #[pymodule_export]
     use super::graph::{Graph, Recording, assemble};
     #[pymodule_export]
-    use super::imports::{calibrate_comm, import_chakra, import_kineto, import_simai};
+    use super::imports::{ReadCounter, calibrate_comm, import_chakra, import_kineto, import_simai};
     #[pymodule_export]
     use super::messages::MessageProgram;
     #[pymodule_export]

@@ -15,6 +15,9 @@ const MAX_BYTES: u64 = 256 << 20;
 /// Largest communicator that is believed.
 const MAX_RANKS: u64 = 1 << 20;
 
+/// The Inspector's metric of how long collectives took on average, in Prometheus' text form.
+const PROMETHEUS_TIME: &str = "nccl_collective_exec_time_microseconds{";
+
 /// One measurement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
@@ -53,13 +56,14 @@ pub fn read(path: &Path, file: u32, hints: &Hints, notes: &mut Notes) -> Result<
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let mut rows = match text.trim_start().chars().next() {
         Some('{') => inspector(&text, file, &name, notes),
+        Some('n' | '#') if text.lines().any(|line| line.starts_with(PROMETHEUS_TIME)) => prometheus(&text, file, &name, notes),
         Some('s') if text.starts_with("size(B)") => table(&text, file, &name, hints, notes)?,
         _ => nccl_tests(&text, file, &name, hints, notes)?,
     };
     rows.retain(|row| row.bytes > 0 && row.time_ns > 0.0 && row.time_ns.is_finite() && row.ranks > 1);
     if rows.is_empty() {
         return Err(ImportError::unfit(format!(
-            "{name} has no measurement: it must be output of nccl-tests, JSON of NCCL's Inspector, or a table that begins with size(B)"
+            "{name} has no measurement: it must be output of nccl-tests, JSON or Prometheus text of NCCL's Inspector, or a table that begins with size(B)"
         )));
     }
     Ok(rows)
@@ -176,4 +180,62 @@ fn inspector(text: &str, file: u32, name: &str, notes: &mut Notes) -> Vec<Row> {
         rows.push(Row { file, kind, bytes: whole, ranks: ranks as u32, nodes, time_ns: time * 1000.0 });
     }
     rows
+}
+
+/// Prometheus text: a line per communicator, collective and range of sizes. A range stands for its middle.
+fn prometheus(text: &str, file: u32, name: &str, notes: &mut Notes) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        // Times of messages and bandwidths are other metrics; a bandwidth says the same again.
+        let Some(rest) = line.trim().strip_prefix(PROMETHEUS_TIME) else { continue };
+        match prometheus_row(rest, file) {
+            Some((row, is_range)) => {
+                if is_range {
+                    notes.add("sizes_from_ranges", || format!("{name}: line {}: {} bytes", number + 1, row.bytes));
+                }
+                rows.push(row);
+            }
+            None => notes.add("unreadable_lines", || format!("{name}: line {}", number + 1)),
+        }
+    }
+    rows
+}
+
+/// `label="value",...} number`, and whether its size is the middle of a range.
+fn prometheus_row(rest: &str, file: u32) -> Option<(Row, bool)> {
+    let (labels, value) = rest.rsplit_once('}')?;
+    let label = |wanted: &str| {
+        labels.split("\",").find_map(|pair| {
+            let (key, value) = pair.split_once("=\"")?;
+            (key.trim() == wanted).then(|| value.trim_end_matches('"'))
+        })
+    };
+    let time_ns = value.split_whitespace().next()?.parse::<f64>().ok()? * 1000.0;
+    let kind = collective(label("collective")?)?;
+    let ranks = label("nranks")?.parse::<u64>().ok().filter(|ranks| *ranks <= MAX_RANKS)?;
+    let nodes = label("n_nodes").and_then(|nodes| nodes.parse::<u64>().ok()).unwrap_or(1).clamp(1, ranks.max(1));
+    let (bytes, is_range) = size_of(label("message_size")?)?;
+    let whole = match kind {
+        CollectiveKind::AllGather | CollectiveKind::ReduceScatter => bytes.checked_mul(ranks)?,
+        _ => bytes,
+    };
+    Some((Row { file, kind, bytes: whole, ranks: ranks as u32, nodes: nodes as u32, time_ns }, is_range))
+}
+
+/// `4-5GB` or `512B`, in powers of 1024 as the Inspector cuts them: bytes, the middle of a range.
+fn size_of(text: &str) -> Option<(u64, bool)> {
+    let digits = text.find(|letter: char| letter.is_ascii_alphabetic())?;
+    let unit: u64 = match &text[digits..] {
+        "B" => 1,
+        "KB" => 1 << 10,
+        "MB" => 1 << 20,
+        "GB" => 1 << 30,
+        "TB" => 1 << 40,
+        _ => return None,
+    };
+    let Some((low, high)) = text[..digits].split_once('-') else {
+        return Some((text[..digits].parse::<u64>().ok()?.checked_mul(unit)?, false));
+    };
+    let (low, high) = (low.parse::<u64>().ok()?.checked_mul(unit)?, high.parse::<u64>().ok()?.checked_mul(unit)?);
+    (low <= high).then_some((low + (high - low) / 2, true))
 }

@@ -108,6 +108,23 @@ pub struct Annotation {
     pub meta: u32,
 }
 
+/// A span of a communication on a host thread, whatever it tells.
+#[derive(Clone, Copy, Debug)]
+pub struct CommSpan {
+    /// Start.
+    pub start: i64,
+    /// How long.
+    pub duration: i64,
+    /// Which thread.
+    pub thread: u64,
+    /// Name.
+    pub name: u32,
+    /// Record-function id, which execution traces have, too.
+    pub record: Option<u64>,
+    /// External id.
+    pub external: Option<u64>,
+}
+
 /// What a communication is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CommKind {
@@ -213,6 +230,10 @@ pub struct RankTrace {
     pub syncs: Vec<SyncDetail>,
     /// Spans that tell about communications.
     pub annotations: Vec<Annotation>,
+    /// Spans of communications.
+    pub comm_spans: Vec<CommSpan>,
+    /// Number of the process that communicates.
+    pub process: Option<i64>,
     /// What is told of communications.
     pub metas: Vec<CommMeta>,
     /// Iterations.

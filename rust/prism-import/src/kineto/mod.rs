@@ -7,6 +7,7 @@ pub mod assemble;
 pub mod clock;
 pub mod comm;
 pub mod event;
+pub mod execution;
 pub mod iterations;
 pub mod matching;
 pub mod network;
@@ -20,6 +21,8 @@ pub use summary::{Late, Summary};
 
 use crate::notes::Notes;
 use crate::{ImportError, input};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use assemble::{Job, assemble};
 use comm::{CommRecord, Groups, Launches};
 use event::{Names, RankTrace};
@@ -33,6 +36,8 @@ use std::path::PathBuf;
 
 /// Largest world that is built.
 const MAX_WORLD: u32 = 1 << 22;
+/// How names of traces end.
+const ENDINGS: [&str; 2] = [".json", ".json.gz"];
 
 /// How to import.
 #[derive(Clone, Debug, Default)]
@@ -45,6 +50,10 @@ pub struct Options {
     pub profile: Option<Profile>,
     /// Kernels of NCCL that fit to nothing are kept as computations.
     pub keeps_unmatched: bool,
+    /// Execution traces of PyTorch (files, or folders of them), which tell more of communications. Those among the traces are found.
+    pub execution_traces: Vec<PathBuf>,
+    /// Counts the bytes of traces that have been read, as they are on disk.
+    pub progress: Option<Arc<AtomicU64>>,
 }
 
 /// A graph and the account of how it came about.
@@ -63,20 +72,49 @@ pub struct Imported {
 /// # Errors
 /// A path cannot be read; a file is no trace; two files are of one rank; there is nothing on any device.
 pub fn import(paths: &[PathBuf], options: &Options) -> Result<Imported, ImportError> {
-    let files = input::find(paths, &[".json", ".json.gz"])?;
+    let files = input::find(paths, &ENDINGS)?;
     let mut names = Names::default();
     let mut traces = Vec::with_capacity(files.len());
+    let mut executions = match &options.execution_traces[..] {
+        [] => Vec::new(),
+        paths => input::find(paths, &ENDINGS)?,
+    };
     for file in &files {
-        traces.push(read::read(file, &mut names)?);
+        if execution::is_execution_trace(file)? {
+            if !executions.contains(file) {
+                executions.push(file.clone());
+            }
+            continue;
+        }
+        let name = file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let stream = input::open_counted(file, options.progress.clone())?;
+        traces.push(read::read_stream(stream, file, name, &mut names)?);
     }
-    import_traces(traces, names, options)
+    if traces.is_empty() {
+        return Err(ImportError::unfit(
+            "these are execution traces without times: traces of the profiler (traceEvents) of the same ranks are needed, too",
+        ));
+    }
+    import_joined(traces, &executions, names, options)
 }
 
 /// The same of traces in memory.
 pub fn import_traces(traces: Vec<RankTrace>, names: Names, options: &Options) -> Result<Imported, ImportError> {
+    import_joined(traces, &[], names, options)
+}
+
+fn import_joined(
+    traces: Vec<RankTrace>,
+    executions: &[PathBuf],
+    names: Names,
+    options: &Options,
+) -> Result<Imported, ImportError> {
     let mut notes = Notes::default();
-    let ranks = ranks::assign(&traces, &options.ranks, &mut notes)?;
+    let is_execution = |name: &str| executions.iter().any(|path| path.file_name().is_some_and(|file| *file == *name));
+    let (of_executions, of_traces) = options.ranks.clone().into_iter().partition(|(name, _)| is_execution(name));
+    let ranks = ranks::assign(&traces, &of_traces, &mut notes)?;
     let mut recorded = Recorded::new(traces.into_iter().zip(ranks).map(|(trace, rank)| (rank, trace)).collect(), names);
+    recorded.joined = execution::join_all(executions, &mut recorded.traces, &of_executions, &recorded.names, &mut notes)?;
     recorded.world_size = world_size(&recorded.traces, options)?;
     recorded.prepare(&mut notes)?;
     let matching = match_records(&recorded.records, &recorded.groups);
@@ -105,6 +143,7 @@ struct Recorded {
     records: BTreeMap<u32, Vec<CommRecord>>,
     groups: Groups,
     totals: repair::Totals,
+    joined: execution::Joined,
 }
 
 impl Recorded {
@@ -117,6 +156,7 @@ impl Recorded {
             records: BTreeMap::new(),
             groups: Groups::default(),
             totals: repair::Totals::default(),
+            joined: execution::Joined::default(),
         }
     }
 

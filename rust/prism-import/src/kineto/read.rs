@@ -1,7 +1,7 @@
 //! One file of the profiler: an object with `traceEvents`, or just the list.
 
 use super::event::{
-    Activity, Annotation, Call, CallKind, CommKind, CommMeta, GroupConfig, Names, RankTrace, Step, SyncDetail,
+    Activity, Annotation, Call, CallKind, CommKind, CommMeta, CommSpan, GroupConfig, Names, RankTrace, Step, SyncDetail,
 };
 use crate::ImportError;
 use crate::json::{Elements, Fields, Frame, FrameError, Frames, integer, microseconds, text};
@@ -81,6 +81,7 @@ fn shift(trace: &mut RankTrace, base: i64) {
     trace.activities.iter_mut().for_each(|activity| activity.start = activity.start.saturating_add(base));
     trace.calls.iter_mut().for_each(|call| call.start = call.start.saturating_add(base));
     trace.annotations.iter_mut().for_each(|annotation| annotation.start = annotation.start.saturating_add(base));
+    trace.comm_spans.iter_mut().for_each(|span| span.start = span.start.saturating_add(base));
     for step in &mut trace.steps {
         (step.start, step.end) = (step.start.saturating_add(base), step.end.saturating_add(base));
     }
@@ -278,6 +279,9 @@ impl Reader<'_> {
             }
             return;
         }
+        if name == b"record_param_comms" || name.starts_with(b"nccl:") {
+            self.comm_span(raw, start, duration);
+        }
         let meta = if name == b"record_param_comms" {
             self.meta(raw.arguments)
         } else if let Some(call) = name.strip_prefix(b"nccl:") {
@@ -288,6 +292,21 @@ impl Reader<'_> {
         if let Some(meta) = meta {
             self.trace.annotations.push(Annotation { start, duration, thread: thread(raw), meta });
         }
+    }
+
+    fn comm_span(&mut self, raw: &Raw<'_>, start: i64, duration: i64) {
+        let (mut record, mut external) = (None, None);
+        for (key, value) in Fields::new(raw.arguments) {
+            let number = || integer(value).and_then(|number| u64::try_from(number).ok());
+            match key {
+                b"Record function id" => record = number(),
+                b"External id" => external = number(),
+                _ => {}
+            }
+        }
+        self.trace.process = self.trace.process.or_else(|| integer(raw.process));
+        let name = self.names.number(&text(raw.name).unwrap_or_default());
+        self.trace.comm_spans.push(CommSpan { start, duration, thread: thread(raw), name, record, external });
     }
 
     fn push_meta(&mut self, meta: CommMeta) -> u32 {
@@ -387,7 +406,7 @@ fn thread(raw: &Raw<'_>) -> u64 {
 }
 
 /// Ranks at equal distances.
-fn progression(first: u64, stride: u64, size: u64) -> Option<Arc<[u32]>> {
+pub(super) fn progression(first: u64, stride: u64, size: u64) -> Option<Arc<[u32]>> {
     if size == 0 || size > MAX_RANKS || (stride == 0 && size > 1) {
         return None;
     }
@@ -409,7 +428,7 @@ fn first_size(dims: &[u8]) -> Option<u64> {
 }
 
 /// `send 0->1` and `recv 1<-0`: global ranks of source and destination.
-fn ends_of(call: &str) -> Option<(u32, u32)> {
+pub(super) fn ends_of(call: &str) -> Option<(u32, u32)> {
     let rest = call.split_once(' ')?.1;
     if let Some((source, destination)) = rest.split_once("->") {
         return Some((source.trim().parse().ok()?, destination.trim().parse().ok()?));

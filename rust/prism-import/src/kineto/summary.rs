@@ -1,6 +1,7 @@
 //! The account of an import.
 
 use super::clock::Offset;
+use super::execution::Joined;
 use super::matching::{Counts, Matching};
 use super::network::Scale;
 use super::program::Program;
@@ -51,6 +52,8 @@ pub struct Summary {
     pub activities: u64,
     /// Kernels of NCCL and what became of them.
     pub collectives: Counts,
+    /// How execution traces fit to the profiler's.
+    pub execution_traces: Joined,
     /// Those that fit to nothing: rank, time and name, and why.
     pub unmatched: Vec<String>,
     /// Time on the device before and after repair.
@@ -100,6 +103,7 @@ pub(super) fn summarise(
         unmatched: unmatched(recorded, matching),
         late: late(recorded, matching, programs),
         collectives: counts,
+        execution_traces: recorded.joined,
         device_time: recorded.totals,
         recorded_iteration_time_ns: recorded_times,
         replayed_iteration_time_ns: replayed,
