@@ -1,10 +1,15 @@
 //! NVRTC: programs that are accepted and not compiled, as kernels do not run.
 //!
-//! The image of a program is PTX text that names its kernels and nothing else, so that a module made of it has them. A
-//! name expression is its own lowered name: there is no C++ front end here, and the emulated driver takes any name.
+//! The image of a program is PTX text that has its kernels with their parameters and nothing else: where these lie is what
+//! its source says ([`source`]). A name expression is its own lowered name: there is no C++ front end here, and the emulated
+//! driver takes any name.
+
+mod source;
 
 use super::handles::Table;
 use crate::guard::guard;
+use crate::values;
+use source::{Kernel, Source};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -23,6 +28,8 @@ const ARCHITECTURES: [c_int; 11] = [75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 1
 #[derive(Default)]
 struct Program {
     source: String,
+    /// Texts of the headers that were given with it.
+    headers: Vec<String>,
     expressions: Vec<CString>,
     /// The image, zero-terminated, once the program is "compiled".
     image: Option<CString>,
@@ -51,36 +58,27 @@ unsafe fn write<T>(target: *mut T, value: T) -> Result<(), Status> {
     Ok(())
 }
 
-/// The names of the kernels that `source` defines, in order.
-fn kernels(source: &str) -> Vec<&str> {
-    let is_word = |c: char| c.is_alphanumeric() || c == '_';
-    let mut found = Vec::new();
-    for rest in source.split("__global__").skip(1) {
-        // The kernel's name is the first word before a parenthesis that is no annotation.
-        for (position, _) in rest.match_indices('(') {
-            let before = rest[..position].trim_end();
-            let start = before.rfind(|c| !is_word(c)).map_or(0, |at| at + 1);
-            let word = &before[start..];
-            if word.contains([';', '{']) || before.contains(['{', ';']) {
-                break;
-            }
-            if !word.is_empty() && !matches!(word, "__launch_bounds__" | "__attribute__" | "__cluster_dims__") {
-                found.push(word);
-                break;
-            }
-        }
-    }
-    found
+/// The kernel that a name expression (`&ns::kernel<float, 4>`) means, without namespaces and arguments.
+fn plain_name(expression: &str) -> &str {
+    let name = expression.split('<').next().unwrap_or(expression).trim();
+    name.rsplit(['&', ':']).next().unwrap_or(name)
 }
 
 impl Program {
     fn compile(&mut self) -> Result<(), Status> {
-        let names = kernels(&self.source).into_iter().map(str::to_owned);
-        let names = names.chain(self.expressions.iter().map(|name| name.to_string_lossy().into_owned()));
+        let kernels = Source::new(std::iter::once(&self.source).chain(&self.headers).map(String::as_str)).kernels();
         let mut text = String::from(".version 9.0\n.target sm_90\n.address_size 64\n");
-        for name in names {
-            for part in [".visible .entry ", &name, "()\n{\n\tret;\n}\n"] {
-                text.push_str(part);
+        let expressions = self.expressions.iter().map(|name| name.to_string_lossy().into_owned());
+        let of_expressions = expressions.map(|name| {
+            let kernel = kernels.iter().find(|kernel| kernel.name == plain_name(&name));
+            (name, kernel)
+        });
+        let own = kernels.iter().map(|kernel| (kernel.name.clone(), Some(kernel)));
+        for (name, kernel) in own.chain(of_expressions) {
+            // One whose parameters are not known is not in the image: the driver takes any name, and tells of it when it runs.
+            if let Some(Kernel { types, parameters: Some(parameters), .. }) = kernel {
+                values::declare(&name, types);
+                values::write_kernel(&mut text, &name, parameters);
             }
         }
         self.image = Some(CString::new(text).map_err(|_| INVALID_PROGRAM)?);
@@ -127,27 +125,31 @@ pub unsafe extern "C" fn nvrtcGetSupportedArchs(architectures: *mut c_int) -> St
     })
 }
 
-/// Creates a program; its headers are not read.
+/// Creates a program. Headers that are given with it are read, those in files are not.
 ///
 /// # Safety
-/// `program` must be null or valid for a write, `source` null or a C string.
+/// `program` must be null or valid for a write, `source` null or a C string, `headers` null or `header_count` C strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvrtcCreateProgram(
     program: *mut *mut c_void,
     source: *const c_char,
     _name: *const c_char,
-    _header_count: c_int,
-    _headers: *const *const c_char,
+    header_count: c_int,
+    headers: *const *const c_char,
     _include_names: *const *const c_char,
 ) -> Status {
     answer(|| {
         if program.is_null() || source.is_null() {
             return Err(INVALID_INPUT);
         }
-        // SAFETY: a C string by the contract.
-        let source = unsafe { CStr::from_ptr(source) }.to_string_lossy().into_owned();
+        let count = if headers.is_null() { 0 } else { usize::try_from(header_count).map_err(|_| INVALID_INPUT)? };
+        // SAFETY: so many C strings by the contract.
+        let headers = (0..count).map(|index| unsafe { headers.add(index).read() }).filter(|text| !text.is_null());
+        // SAFETY: C strings by the contract.
+        let text = |text| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
+        let (source, headers) = (text(source), headers.map(text).collect());
         // SAFETY: the caller's contract.
-        unsafe { write(program, PROGRAMS.insert(Mutex::new(Program { source, ..Program::default() }))) }
+        unsafe { write(program, PROGRAMS.insert(Mutex::new(Program { source, headers, ..Program::default() }))) }
     })
 }
 
@@ -326,25 +328,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernels_are_found_behind_annotations() {
-        let source = r#"
-            __device__ float f(float x) { return x; }
-            extern "C" __global__ void first(float *p) { p[0] = f(1); }
-            template <typename T> __global__ void __launch_bounds__(256) second (T *p);
-            // __global__ without a kernel;
-            int other() { return 1; }
-        "#;
-        assert_eq!(kernels(source), ["first", "second"]);
-    }
-
-    #[test]
     fn a_program_has_an_image_and_lowered_names() {
         let mut program = std::ptr::null_mut();
         let (mut size, mut lowered) = (0, std::ptr::null());
         // SAFETY: every pointer is valid for its call.
         unsafe {
-            let (source, null) = (c"__global__ void k() {}", std::ptr::null());
-            assert_eq!(nvrtcCreateProgram(&raw mut program, source.as_ptr(), c"k.cu".as_ptr(), 0, null, null), 0);
+            let (source, null) =
+                (c"__global__ void k() {} template <typename T> __global__ void t(P p);", std::ptr::null());
+            let header = [c"struct P { int n; float* x; };".as_ptr()];
+            let names = [c"p.h".as_ptr()];
+            let (headers, names) = (header.as_ptr(), names.as_ptr());
+            assert_eq!(nvrtcCreateProgram(&raw mut program, source.as_ptr(), c"k.cu".as_ptr(), 1, headers, names), 0);
             assert_eq!(nvrtcAddNameExpression(program, c"t<int>".as_ptr()), SUCCESS);
             assert_eq!(nvrtcGetLoweredName(program, c"t<int>".as_ptr(), &raw mut lowered), NO_LOWERED_NAMES);
             assert_eq!(nvrtcGetPTXSize(program, &raw mut size), INVALID_PROGRAM);
@@ -356,7 +350,7 @@ mod tests {
             let mut text = vec![0; size];
             assert_eq!(nvrtcGetCUBIN(program, text.as_mut_ptr()), SUCCESS);
             let text = CStr::from_ptr(text.as_ptr()).to_string_lossy();
-            assert!(text.contains(".entry k()") && text.contains(".entry t<int>()"));
+            assert!(text.contains(".entry k()") && text.contains(".entry t<int>(\n\t.param .align 16 .b8 p0[16])"));
             assert_eq!(nvrtcDestroyProgram(&raw mut program), SUCCESS);
             assert!(program.is_null());
             assert_eq!(nvrtcDestroyProgram(&raw mut program), INVALID_PROGRAM);

@@ -27,7 +27,7 @@ const WITH_PAYLOAD: u8 = 4;
 /// No cubin is larger; protects against absurd headers.
 const MOST_BYTES: usize = 1 << 30;
 /// CUDA's limit for all parameters of a kernel.
-const MOST_PARAMETER_BYTES: u32 = 32_764;
+pub(super) const MOST_PARAMETER_BYTES: u32 = 32_764;
 
 /// One parameter of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -18,6 +18,7 @@ mod fatbin;
 mod hold;
 mod known;
 mod lists;
+mod ptx;
 mod reads;
 mod signature;
 mod sizes;
@@ -25,7 +26,9 @@ mod table;
 
 pub(crate) use exports::received;
 pub(crate) use fatbin::Parameter;
+pub(crate) use ptx::write_kernel;
 pub(crate) use reads::{flush, read};
+pub(crate) use signature::declare;
 
 use crate::abi::Dim3;
 use crate::kernel::Kernel;
@@ -271,12 +274,20 @@ pub(crate) unsafe fn loaded_parameters(image: *const c_void) -> BTreeMap<String,
         return BTreeMap::new();
     }
     // SAFETY: the contract of this function.
+    if let Some(text) = unsafe { ptx::image(image.cast()) } {
+        return ptx::kernels(&text);
+    }
+    // SAFETY: the contract of this function.
     unsafe { fatbin::image(image.cast()) }.map(|image| fatbin::kernels(image, &[])).unwrap_or_default()
 }
 
 /// As [`loaded_parameters`], of an image in a file: its length is known.
 pub(crate) fn parameters_in_file(image: &[u8]) -> BTreeMap<String, Vec<Parameter>> {
-    if is_on() { fatbin::kernels(image, &[]) } else { BTreeMap::new() }
+    match image.first() {
+        _ if !is_on() => BTreeMap::new(),
+        Some(first) if ptx::is_text(*first) => ptx::kernels(&String::from_utf8_lossy(image)),
+        _ => fatbin::kernels(image, &[]),
+    }
 }
 
 /// A library call that is recorded, not run, writes to the block that `address` points into.

@@ -1,6 +1,17 @@
 //! Which parameters of a kernel it writes through, as far as its C++ signature tells.
 
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::sync::{Mutex, PoisonError};
+
+/// Signatures of kernels whose names are no mangled ones, by name.
+static DECLARED: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
+
+/// The kernel called `name` has these types of parameters.
+pub(crate) fn declare(name: &str, types: &[String]) {
+    let signature = format!("{}({})", name.trim_start_matches(['&', ':']), types.join(", "));
+    DECLARED.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), signature);
+}
 
 /// What a kernel may do with the device pointers inside one parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +31,8 @@ pub(super) fn demangle(name: &str) -> String {
     type Demangle = unsafe extern "C" fn(*const c_char, *mut c_char, *mut usize, *mut c_int) -> *mut c_char;
     let Ok(mangled) = CString::new(name) else { return name.to_owned() };
     if !name.starts_with("_Z") {
-        return name.to_owned();
+        let declared = DECLARED.lock().unwrap_or_else(PoisonError::into_inner);
+        return declared.get(name).map_or_else(|| name.to_owned(), String::clone);
     }
     // SAFETY: looks up a C++ library that is loaded, and a function in it or in the program.
     let address = unsafe {
