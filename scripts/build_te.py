@@ -121,7 +121,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("target/transformer-engine"), help="downloads and objects")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="compilers at a time, 2 GB of memory each")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="compilers at a time, 2 GB each")
     options = parser.parse_args()
     work = options.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
