@@ -133,6 +133,15 @@ def test_a_wipe_out_is_no_step() -> None:
         spare.replayed(graph, {7: [2]}, r=3, placement="contiguous", iterations=3)
     with pytest.raises(ConfigError, match="at most 3"):
         spare.replayed(graph, {0: [2]}, r=4)
+    for late in (-1.0, float("nan"), 1e300):
+        with pytest.raises(ConfigError, match=r"detection_s is .* must be 0 to"):
+            spare.replayed(graph, {0: [2]}, r=3, placement="contiguous", detection_s=late)
+    with pytest.raises(ConfigError, match=r"the groups \[-1\] fail in iteration 0"):
+        spare.replayed(graph, {0: [-1]}, r=3, placement="contiguous")
+    with pytest.raises(ConfigError, match="the groups are 0 to 7"):
+        spare.replayed(graph, {0: [8]}, r=3, placement="contiguous")
+    with pytest.raises(ConfigError, match="there must be 1 to 10000"):
+        spare.replayed(graph, {10**12: [2]}, r=3, placement="contiguous")
 
 
 def test_memory_is_checked_against_the_card_and_unknown_where_it_is() -> None:
