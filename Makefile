@@ -81,7 +81,7 @@ test-ray: dev  ## slices of a collection on a two-node Ray cluster on loopback (
 	$(PY) -m pytest tests/integration/test_ray.py
 
 .PHONY: test-extras
-test-extras: dev  ## tables as Parquet and pictures as PNG (installs the extras `parquet` and `plots`, 60 MB)
+test-extras: dev  ## tables as Parquet and pictures as PNG (installs the extras `parquet` and `plots`, some 75 MB)
 	$(PY) -m pip install --quiet --disable-pip-version-check $$($(PY) -c 'import tomllib; e=tomllib.load(open("pyproject.toml","rb"))["project"]["optional-dependencies"]; print(*e["parquet"], *e["plots"])')
 	$(PY) -m pytest tests/unit/test_extras.py tests/unit/test_imports.py
 

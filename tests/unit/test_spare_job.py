@@ -64,6 +64,24 @@ def test_what_a_step_is_made_of() -> None:
     assert facts.provenance == {"measured": 12 * 10_000_000}
 
 
+def test_the_reduction_alone_overlaps_with_nothing_of_the_step_before() -> None:
+    """As DDP does it: the reduction has a stream of its own, which is free while the optimiser still runs."""
+    text = data_parallel().to_text()
+    apart = """  +0 s0 event_record e0
+  +0 s1 event_wait e0
+  +0 s1 AllReduce c0 Float32 16777216 Sum
+  +0 s1 event_record e1
+  +0 s0 event_wait e1
+"""
+    together = "  +0 s0 AllReduce c0 Float32 16777216 Sum\n"
+    assert text.count(together) == 3
+    facts, same_stream = (
+        spare.read_job(graph) for graph in (Graph.from_text(text.replace(together, apart)), data_parallel())
+    )
+    assert facts.reduction_ns == same_stream.reduction_ns > 100_000
+    assert (facts.entry_ns, facts.rest_ns) == (same_stream.entry_ns, same_stream.rest_ns)
+
+
 def test_replayed_failures_agree_with_the_closed_form() -> None:
     found = spare.replayed(data_parallel(), {2: [5]}, r=3, detection_s=0.5, shrink_s=0.1)
     rows = found["iterations"]
@@ -115,6 +133,15 @@ def test_a_wipe_out_is_no_step() -> None:
         spare.replayed(graph, {7: [2]}, r=3, placement="contiguous", iterations=3)
     with pytest.raises(ConfigError, match="at most 3"):
         spare.replayed(graph, {0: [2]}, r=4)
+    for late in (-1.0, float("nan"), 1e300):
+        with pytest.raises(ConfigError, match=r"detection_s is .* must be 0 to"):
+            spare.replayed(graph, {0: [2]}, r=3, placement="contiguous", detection_s=late)
+    with pytest.raises(ConfigError, match=r"the groups \[-1\] fail in iteration 0"):
+        spare.replayed(graph, {0: [-1]}, r=3, placement="contiguous")
+    with pytest.raises(ConfigError, match="the groups are 0 to 7"):
+        spare.replayed(graph, {0: [8]}, r=3, placement="contiguous")
+    with pytest.raises(ConfigError, match="there must be 1 to 10000"):
+        spare.replayed(graph, {10**12: [2]}, r=3, placement="contiguous")
 
 
 def test_memory_is_checked_against_the_card_and_unknown_where_it_is() -> None:

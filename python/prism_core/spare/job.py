@@ -21,6 +21,8 @@ from prism_core.spare.planning import plan
 _GIB = 1 << 30
 #: Most iterations of a replay with failures.
 _MOST_ITERATIONS = 10_000
+#: Longest time until a failure is noticed, and to shrink communicators, seconds: eleven days.
+_LONGEST_S = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,6 +294,9 @@ def replay_failures(
     """
     start = time.monotonic_ns()
     graph = graph_or_path if isinstance(graph_or_path, _native.Graph) else open_graph(graph_or_path)
+    for name, value in (("detection_s", detection_s), ("shrink_s", shrink_s)):
+        if not 0 <= value <= _LONGEST_S:
+            raise ConfigError(f"{name} is {value}: it must be 0 to {_LONGEST_S:g} seconds")
     count = _iterations(failures, iterations)
     facts = read_job(graph, groups, **how)
     delay_ns = round((detection_s + shrink_s) * 1e9) + facts.reduction_ns // 2
@@ -311,9 +316,11 @@ def replay_failures(
 
 def _iterations(failures: Mapping[int, Sequence[int]], iterations: int | None) -> int:
     """How many iterations to replay, all failures among them."""
-    for iteration in failures:
+    for iteration, dead in failures.items():
         if iteration < 0:
             raise ConfigError(f"a failure is in iteration {iteration}: they count from 0")
+        if any(group < 0 for group in dead):
+            raise ConfigError(f"the groups {list(dead)} fail in iteration {iteration}: they count from 0")
     count = iterations if iterations is not None else max(failures, default=0) + 3
     if late := [iteration for iteration in failures if iteration >= count]:
         raise ConfigError(f"a failure is in iteration {late[0]}, but only {count} are replayed")
