@@ -33,6 +33,7 @@ from prism_core.nccl import with_environment
 from prism_core.parts import KeptRecording, Part, PartFolder, RecordingShelf, said_by
 from prism_core.progress import Progress
 from prism_core.published import META, PublishedValues, ValueKey
+from prism_core.repeated import SliceSpeeds
 from prism_core.roles import MAX_REPRESENTATIVES, Explanations, Positions, RoleFinder, Roles
 from prism_core.rules import Rules, load_rules, load_value_rules
 from prism_core.slicing import check_part, in_order, open_folder
@@ -81,6 +82,7 @@ def collect(
         if config.part is not None:
             return collector.run_part(*config.part) | {"wall_ns": time.monotonic_ns() - start, **memory_figures()}
         roles = collector.find_roles()
+        collector.repeat_first_slice()
     collector.note(starter.notes())
     graph = collector.assemble(roles)
     graph_bytes = graph.save(str(config.output))
@@ -204,6 +206,9 @@ class _Collector:
         self._starter = starter
         self._progress = progress
         self._bootstrap = Bootstrap(start_ns)
+        self._speeds = SliceSpeeds()
+        #: Recordings of ranks that run again; none while ranks run for the first time.
+        self._again: dict[int, Any] | None = None
         self._device = device
         self._program = program
         self._gpus_per_node = device.gpus_per_node
@@ -352,6 +357,12 @@ class _Collector:
         if self._group is not None:
             self._bootstrap.look(session_status(room.session)[1], self._group.result)
         recording = room.session.recording(rank)
+        if self._group is not None and rank in self._group.result.wall_ns:
+            start, spent = self._group.result.start_ns[rank], self._group.result.wall_ns[rank]
+            self._speeds.ran(rank, start, start + spent, again=self._again is not None)
+        if self._again is not None:
+            self._again[rank] = recording
+            return
 
         def part() -> Part:
             said, store = room.store.state.said, room.store.notes()
@@ -405,9 +416,34 @@ class _Collector:
                     raise failure
             for rank, room in sorted(rooms.items()):
                 self._store_notes.update({(note["rule"], note["key"]): note for note in room.store.notes()})
-                if rank not in self._kept:
+                if rank not in (self._kept if self._again is None else self._again):
                     self._keep(rank, room)
             self._rooms = {}
+
+    def repeat_first_slice(self) -> None:
+        """Where times are measured, runs the first slice once more: it tells how the machine's speed changed."""
+        if self._config.host_time == "constant":
+            return
+        ranks = self._speeds.to_repeat()
+        if self._config.exact or self._config.executor != "local" or self._resumed or not ranks:
+            self._speeds.skipped(self._why_not_again())
+            return
+        logs, self._again = self._logs, {}
+        self._logs = logs / "again"
+        try:
+            self._run(ranks)
+            self.note(
+                self._speeds.settle({rank: self._finder.recordings[rank].recording() for rank in ranks}, self._again)
+            )
+        finally:
+            self._logs, self._again = logs, None
+
+    def _why_not_again(self) -> str:
+        if self._resumed:
+            return "ranks of an earlier run ran at another time"
+        if self._config.executor != "local":
+            return "slices ran on other machines"
+        return "ranks waited for each other" if self._config.exact else "all ranks ran at once"
 
     def _refuse_idle(self) -> None:
         """A rank that ends well before its first iteration took a wrong turn, if others train."""
@@ -454,8 +490,20 @@ class _Collector:
         """The recordings, and for every rank the number of the one that plays it."""
         run = sorted(self._finder.recordings)
         index_of = {rank: index for index, rank in enumerate(run)}
-        recordings = [self._finder.recordings[rank].recording() for rank in run]
+        recordings = [self._at_reference(rank) for rank in run]
         return recordings, [index_of[rank] for rank in roles.assignment]
+
+    def _at_reference(self, rank: int) -> Any:
+        """A recording with its host time as the machine of the first slice would have taken it."""
+        recording = self._finder.recordings[rank].recording()
+        drift_ppm = self._speeds.drift_ppm(rank)
+        return recording.at_speed(drift_ppm) if drift_ppm else recording
+
+    def _clocks(self) -> dict[str, Any] | None:
+        """How fast the machine was for each rank; none where times are not measured."""
+        if self._config.host_time == "constant":
+            return None
+        return self._speeds.document(sorted(self._finder.recordings))
 
     def influence(self, roles: Roles) -> dict[str, Any] | None:
         """How much the iteration time owes to each recording; `None` where times are computed, not measured."""
@@ -483,6 +531,7 @@ class _Collector:
             "role_distinction": roles.distinction,
             "seed": str(self._config.seed),
             "tool_version": tool_version(),
+            **({"clocks": json.dumps(clocks)} if (clocks := self._clocks()) is not None else {}),
         }
 
     def _job_memory(self) -> dict[str, Any]:
@@ -525,6 +574,7 @@ class _Collector:
             "seed": self._config.seed,
             "ranks_resumed": sorted(self._resumed),
             "bootstrap": self._bootstrap.figures(),
+            **({"clocks": clocks} if (clocks := self._clocks()) is not None else {}),
             "recordings": self._shelf.figures(),
             "ranks": [self._ranks[rank] for rank in run],
             "memory": self._job_memory(),

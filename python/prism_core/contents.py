@@ -9,7 +9,7 @@ from typing import Any
 
 from prism_core import _native
 from prism_core import report as reports
-from prism_core.report import _first_line, _mebibytes, _sandbox_rows, _share_rows, _table
+from prism_core.report import _first_line, _mebibytes, _sandbox_rows, _share_rows, _table, clock_rows
 from prism_core.rolemap import draw, letters, role_map
 
 #: Entry of a graph's facts: what the ranks that were run used, and how their values came about.
@@ -64,7 +64,7 @@ def contents_text(document: Mapping[str, Any]) -> str:
         *_kind_rows(document),
         *_share_rows(document["device_time"]["by_provenance_ns"]),
         *(("values", f"{use['call']} {use['tier']}: {use['count']:,}") for use in document["tiers"]),
-        *_clock_rows(document["clocks"]),
+        *clock_rows(document["clocks"]),
         *((f"meta {name}", _first_line(value)) for name, value in document["meta"].items() if name not in _HIDDEN),
     ]
     return "\n".join([_table(rows), "", "roles by place", *draw(document["role_map"])])
@@ -115,12 +115,3 @@ def _kind_rows(document: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     for kind, count in document["ops_by_kind"].items():
         total = document["communication"].get(kind)
         yield kind, f"{count:,}" + (f", {_mebibytes(total['payload_bytes'])}" if total else "")
-
-
-def _clock_rows(clocks: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
-    for entry in (clocks or {}).get("slices", [])[:_SHOWN]:
-        offset, drift = entry["offset_ns"] / 1e3, entry["drift_ppm"]
-        yield (
-            f"clock {entry['slice']}",
-            f"{offset:+.3f} us, {drift:+.3f} ppm, within {entry['error_ns'] / 1e3:.3f} us ({entry['ties']} ties)",
-        )

@@ -113,6 +113,7 @@ def collect_text(document: Mapping[str, Any]) -> str:
         *(row for rank in document["ranks"] for row in _collected_rank_rows(rank)),
         *job_rows(document.get("memory")),
         *_influence_rows(document.get("influence")),
+        *clock_rows(document.get("clocks")),
         *_bootstrap_rows(document.get("bootstrap")),
         ("took", f"{_seconds(document['wall_ns'])}, largest rank {_mebibytes(document['peak_rank_rss_bytes'])}"),
         *(("note", note) for note in document["notes"]),
@@ -126,6 +127,32 @@ def _collected_rank_rows(rank: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     if "memory" in rank:
         yield f"{name} memory", f"{rank['memory']['verdict']} ({_mebibytes(rank['memory']['total_bytes'])} in all)"
     yield from _value_rows(name, rank.get("values"))
+
+
+#: Clocks that are listed at most.
+_CLOCKS_SHOWN = 8
+
+
+def clock_rows(clocks: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
+    """Clocks of slices, or how the machine's speed changed between the first slice and its repetition."""
+    for entry in (clocks or {}).get("slices", [])[:_CLOCKS_SHOWN]:
+        offset, drift = entry["offset_ns"] / 1e3, entry["drift_ppm"]
+        yield (
+            f"clock {entry['slice']}",
+            f"{offset:+.3f} us, {drift:+.3f} ppm, within {entry['error_ns'] / 1e3:.3f} us ({entry['ties']} ties)",
+        )
+    if clocks is None or "by_rank" not in clocks:
+        return
+    if clocks["drift_ppm"] is None:
+        yield "clock", f"host time as measured: {clocks.get('reason', 'the repeated slice tells nothing')}"
+        return
+    if not clocks["applied"]:
+        error = "of one rank" if clocks["error_ppm"] is None else f"+- {clocks['error_ppm']:.0f} ppm"
+        yield "clock", f"host time as measured: a drift of {clocks['drift_ppm']:+.0f} ppm {error} is within the noise"
+        return
+    moved = [drift for drift in clocks["by_rank"].values() if drift]
+    if moved:
+        yield "clock", f"host time of {len(moved)} ranks brought by {min(moved):+.0f} to {max(moved):+.0f} ppm"
 
 
 def _bootstrap_rows(bootstrap: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:

@@ -4,7 +4,7 @@ use crate::error::{ConfigError, from_json, from_sim, from_splice};
 use crate::graph::Recording;
 use crate::replay::profile_of;
 use prism_engine::replay::ReplayOptions;
-use prism_engine::slice::clocks::{ClockOptions, Clocks, Tie, solve};
+use prism_engine::slice::clocks::{ClockOptions, Clocks, Tie, compare_repeated, solve};
 use prism_engine::slice::influence::{InfluenceError, influence};
 use prism_engine::units::SimTime;
 use pyo3::prelude::*;
@@ -46,6 +46,21 @@ pub(crate) fn solve_clocks_json(
     let name = |slice: u32| names.get(slice as usize).cloned().unwrap_or_default();
     let found = found.map_err(|error| ConfigError::new_err(error.describe(&name)))?;
     Ok(clocks_document(&names, &found).to_string())
+}
+
+/// Clock of a rank that was recorded again against its first recording, as JSON. Raises ConfigError where the two are not of the
+/// same calls.
+#[pyfunction]
+pub(crate) fn repeated_clock_json(
+    py: Python<'_>,
+    first: PyRef<'_, Recording>,
+    again: PyRef<'_, Recording>,
+    max_drift_ppm: u32,
+) -> PyResult<String> {
+    let (first, again) = (Arc::clone(&first.inner), Arc::clone(&again.inner));
+    let names = [format!("rank {}", first.rank), format!("rank {} again", first.rank)];
+    let found = py.detach(|| compare_repeated(&first, &again, max_drift_ppm)).map_err(ConfigError::new_err)?;
+    Ok(clocks_document(&names, &found)["slices"][1].to_string())
 }
 
 /// How much the replayed time depends on each recording, as JSON. `assignment` as for `assemble`, `profile` as TOML.

@@ -119,6 +119,9 @@ impl std::error::Error for ControlError {}
 /// Appends after which the engine's liveness is looked at, so that a program that only appends notices its death too.
 const APPENDS_PER_LIVENESS_CHECK: u32 = 256;
 
+/// Groups of others are told when they take this many bytes together.
+const GROUPS_BYTES: usize = 256 << 10;
+
 /// The producer's end of the ring, shared by the threads of the process.
 #[derive(Debug, Default)]
 struct Appender {
@@ -142,8 +145,10 @@ pub struct Client {
     /// Where threads wait while all reply slots are taken.
     slot_released: Gate,
     spin: Spin,
-    /// Held during a control request and its answer.
-    control: Mutex<()>,
+    /// Held during a control request and its answer: process groups that are still to be told, as the payload of a
+    /// [`ControlKind::Groups`] frame.
+    control: Mutex<Vec<u8>>,
+    rank: u32,
     config: String,
 }
 
@@ -168,7 +173,8 @@ impl Client {
             abandoned: AtomicU64::new(0),
             slot_released: Gate::new(),
             spin: Spin::new(sys::num_cpus()),
-            control: Mutex::new(()),
+            control: Mutex::default(),
+            rank: hello.rank,
             config: answer.config,
         })
     }
@@ -239,7 +245,7 @@ impl Client {
                 }
                 Err(PushError::Corrupt) => {
                     drop(appender);
-                    self.close();
+                    self.disconnect();
                     return Err(Disconnected);
                 }
             }
@@ -306,7 +312,51 @@ impl Client {
         if payload.len() > frame::MAX_PAYLOAD_BYTES {
             return Err(ControlError::Refused(FrameError::TooLong { bytes: payload.len() }.to_string()));
         }
-        let _turn = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut groups = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        self.tell_groups(&mut groups)?;
+        self.ask(kind, payload)
+    }
+
+    /// Tells the engine a process group (global ranks in group-rank order). Those of others are told together, before the
+    /// next control request or the end: a program may make tens of thousands of them, and nothing depends on when.
+    pub fn note_group(&self, ranks: &[u32], name: &str) -> Result<(), ControlError> {
+        if ranks.contains(&self.rank) {
+            let (kind, payload) = Request::Group { ranks: ranks.to_vec(), name: name.to_owned() }.encode();
+            return self.control(kind, &payload).map(|_| ());
+        }
+        if !self.is_usable() {
+            return Err(ControlError::Disconnected);
+        }
+        let bytes = 8 + 4 * ranks.len() + name.len();
+        if bytes > frame::MAX_PAYLOAD_BYTES {
+            return Err(ControlError::Refused(FrameError::TooLong { bytes }.to_string()));
+        }
+        let mut groups = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        if groups.len() + bytes > GROUPS_BYTES {
+            self.tell_groups(&mut groups)?;
+        }
+        frame::append_group(&mut groups, ranks, name.as_bytes());
+        Ok(())
+    }
+
+    /// Tells the engine the groups of others that it has not been told yet.
+    pub fn flush_groups(&self) -> Result<(), ControlError> {
+        if !self.is_usable() {
+            return Err(ControlError::Disconnected);
+        }
+        self.tell_groups(&mut self.control.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn tell_groups(&self, groups: &mut Vec<u8>) -> Result<(), ControlError> {
+        if groups.is_empty() {
+            return Ok(());
+        }
+        let payload = std::mem::take(groups);
+        self.ask(ControlKind::Groups, &payload).map(|_| ())
+    }
+
+    /// A request and its answer. The lock of control requests is held.
+    fn ask(&self, kind: ControlKind, payload: &[u8]) -> Result<Vec<u8>, ControlError> {
         let mut stream = self.peer.stream(None);
         let answer = frame::write_frame(&mut stream, kind, payload).and_then(|()| frame::read_frame(&mut stream));
         match answer {
@@ -316,7 +366,7 @@ impl Client {
             Ok(Some((answered, payload))) if answered == kind => Ok(payload),
             // An answer to something else, a broken frame, a broken connection: question and answer are out of step.
             _ => {
-                self.close();
+                self.disconnect();
                 Err(ControlError::Disconnected)
             }
         }
@@ -328,6 +378,17 @@ impl Client {
         if !self.owner.is_caller() {
             return;
         }
+        // Whoever makes a request at this moment tells the groups first.
+        if let Ok(mut groups) = self.control.try_lock()
+            && self.is_usable()
+        {
+            // The session ends in any case.
+            let _ = self.tell_groups(&mut groups);
+        }
+        self.disconnect();
+    }
+
+    fn disconnect(&self) {
         self.peer.mark_gone();
         self.segment.header().client_closed.store(1, Ordering::Release);
         self.segment.ring().filled.0.notify(&Futex);

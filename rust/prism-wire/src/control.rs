@@ -64,6 +64,9 @@ pub enum ControlKind {
     /// Who else is in a communicator of this process. Payload: `comm_id: u32`. Answer: `all_live: u32` (1 when every member is
     /// a process of this session), `key: [u8; 16]`, the same for all members and different for each communicator.
     CommPeers = 18,
+    /// Several process groups that the process is no member of, in the order in which they were made. Payload: of each
+    /// `bytes: u32` and then what [`Self::Group`] has. Answer: empty.
+    Groups = 19,
     /// When the ops that carried a correlation id ran, of those that are over and have not been told yet. Payload: empty.
     /// Answer: `left: u64` (how many more there are), then entries of [`TIMELINE_ENTRY_BYTES`]: `correlation: u32,
     /// reserved: u32, start_ns: i64, end_ns: i64` in virtual time since the process connected.
@@ -96,6 +99,7 @@ impl ControlKind {
             K::Taken,
             K::Values,
             K::Tier,
+            K::Groups,
             K::Timeline,
             K::Refused,
         ]

@@ -4,7 +4,10 @@
 
 mod payload;
 
-pub use payload::{CommPeersAnswer, CommSplitAnswer, DeviceMode, Hello, HelloAnswer, Request, ValuesRequest};
+pub(crate) use payload::append_group;
+pub use payload::{
+    CommPeersAnswer, CommSplitAnswer, DeviceMode, Hello, HelloAnswer, NamedGroup, Request, ValuesRequest,
+};
 
 use crate::control::ControlKind;
 use std::io::{self, Read, Write};

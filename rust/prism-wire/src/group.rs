@@ -1,8 +1,6 @@
 //! The process group that the calling thread is creating, as the framework hook told: whoever makes a communicator in
 //! the meantime makes it for that group.
 
-use crate::control::ControlKind;
-use crate::frame::Request;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 
@@ -10,8 +8,8 @@ thread_local! {
     static GROUP: RefCell<Option<CString>> = const { RefCell::new(None) };
 }
 
-/// Remembers the group's name, and has its members (global ranks in group-rank order) told to the engine. What `tell`
-/// returned: 0, or -1 when nobody was told; also -1 for null pointers.
+/// Remembers the group's name, and has its members (global ranks in group-rank order) told to the engine: `tell` gets them
+/// and the name. What it returned: 0, or -1 when nobody was told; also -1 for null pointers.
 ///
 /// # Safety
 /// `name` must be null or a C string, `ranks` point to `count` numbers.
@@ -19,7 +17,7 @@ pub unsafe fn note(
     name: *const c_char,
     ranks: *const u32,
     count: u32,
-    tell: impl FnOnce(ControlKind, &[u8]) -> bool,
+    tell: impl FnOnce(&[u32], &str) -> bool,
 ) -> c_int {
     if name.is_null() || (ranks.is_null() && count > 0) {
         return -1;
@@ -29,10 +27,8 @@ pub unsafe fn note(
         let ranks = if count == 0 { &[][..] } else { std::slice::from_raw_parts(ranks, count as usize) };
         (CStr::from_ptr(name), ranks)
     };
-    let request = Request::Group { ranks: ranks.to_vec(), name: name.to_string_lossy().into_owned() };
     GROUP.set(Some(name.to_owned()));
-    let (kind, payload) = request.encode();
-    if tell(kind, &payload) { 0 } else { -1 }
+    if tell(ranks, &name.to_string_lossy()) { 0 } else { -1 }
 }
 
 /// Name of the calling thread's group, or null. Valid until the thread's next [`note`] or [`clear`].
@@ -51,11 +47,7 @@ mod tests {
 
     #[test]
     fn a_group_is_told_and_remembered_until_it_exists() {
-        let told = |kind, payload: &[u8]| {
-            let expected = Request::Group { ranks: vec![3, 5], name: "tp".to_owned() };
-            assert_eq!(Request::decode(kind, payload), Ok(expected));
-            true
-        };
+        let told = |ranks: &[u32], name: &str| ranks == [3, 5] && name == "tp";
         // SAFETY: a C string and two numbers.
         assert_eq!(unsafe { note(c"tp".as_ptr(), [3, 5].as_ptr(), 2, told) }, 0);
         // SAFETY: nothing changed it since.
@@ -66,7 +58,7 @@ mod tests {
 
     #[test]
     fn null_pointers_and_a_lost_engine_are_failures() {
-        let never = |_, _: &[u8]| unreachable!("nothing to tell");
+        let never = |_: &[u32], _: &str| unreachable!("nothing to tell");
         // SAFETY: null is refused.
         unsafe {
             assert_eq!(note(std::ptr::null(), [1].as_ptr(), 1, never), -1);

@@ -180,7 +180,7 @@ unsafe extern "C" fn table_copy(_to: *mut c_void, _from: *const c_void, _bytes: 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn prism_note_group(name: *const c_char, ranks: *const u32, count: u32) -> c_int {
     // SAFETY: the contract of this function.
-    guard(-1, || unsafe { group::note(name, ranks, count, |kind, payload| session::control(kind, payload).is_ok()) })
+    guard(-1, || unsafe { group::note(name, ranks, count, session::note_group) })
 }
 
 /// Name of the process group being created by the calling thread, or null. Valid until the thread's next call of
@@ -217,6 +217,7 @@ pub extern "C" fn prism_marker(kind: u32, stream: *mut c_void) -> c_int {
         values::flush();
         // Libraries that were imported after the first CUDA call.
         prism_callers::insist();
+        session::flush_groups();
         let stream = stream::id(stream);
         let record = Record { kind: RecordKind::Marker as u16, stream, e: kind, ..Record::default() };
         session.append(record, 0).map_or(-1, |()| 0)
@@ -227,6 +228,7 @@ pub extern "C" fn prism_marker(kind: u32, stream: *mut c_void) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn prism_memory_stats(allocated_peak: u64, reserved_peak: u64) -> c_int {
     guard(-1, || {
+        session::flush_groups();
         let record = Record {
             kind: RecordKind::MemoryStats as u16,
             a: allocated_peak,

@@ -202,6 +202,20 @@ pub(crate) fn control(kind: ControlKind, payload: &[u8]) -> Result<Vec<u8>, Cont
     })
 }
 
+/// Tells the engine a process group, sooner or later. False: it will not hear of it.
+pub(crate) fn note_group(ranks: &[u32], name: &str) -> bool {
+    get().is_ok_and(|session| at_engine(|| session.client.note_group(ranks, name)).is_ok())
+}
+
+/// Tells the engine now what process groups it has not been told.
+pub(crate) fn flush_groups() {
+    if let Ok(session) = get()
+        && let Err(ControlError::Disconnected) = at_engine(|| session.client.flush_groups())
+    {
+        lost("the engine is gone");
+    }
+}
+
 /// The id of a name, told to the engine on its first use. 0 without a session.
 pub(crate) fn name_id(name: &str) -> u32 {
     get().map_or(0, |session| session.name_id(name))

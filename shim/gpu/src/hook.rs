@@ -15,8 +15,8 @@ use std::ffi::{c_char, c_int, c_void};
 pub unsafe extern "C" fn prism_note_group(name: *const c_char, ranks: *const u32, count: u32) -> c_int {
     // SAFETY: the contract of this function.
     guard(-1, || unsafe {
-        group::note(name, ranks, count, |kind, payload| {
-            session::get().is_some_and(|session| session.client().control(kind, payload).is_ok())
+        group::note(name, ranks, count, |ranks, name| {
+            session::get().is_some_and(|session| session.client().note_group(ranks, name).is_ok())
         })
     })
 }

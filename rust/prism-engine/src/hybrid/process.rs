@@ -253,6 +253,15 @@ impl Process {
         Ok(((0..world_size).collect(), CommOrigin::Group { ordinal: 0, instance: self.instances(0, None) }))
     }
 
+    /// A process group that the program is making.
+    pub(crate) fn add_group(&mut self, ranks: Vec<u32>, name: String, world_size: u32) -> Result<(), String> {
+        if let Some(outside) = ranks.iter().find(|member| **member >= world_size) {
+            return Err(format!("process group {name:?} has rank {outside}, the world {world_size} ranks"));
+        }
+        self.groups.push(ProcessGroup { name, ranks });
+        Ok(())
+    }
+
     /// A process group by name: its number among the groups with this rank, and its members.
     pub(crate) fn group(&self, name: &str, world_size: u32) -> Result<(u32, Vec<u32>), String> {
         let own = || self.groups.iter().filter(|group| group.ranks.contains(&self.rank));

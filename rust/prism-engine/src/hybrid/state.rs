@@ -11,10 +11,10 @@ use crate::cost::names::Family;
 use crate::graph::op::{Op, OpKind};
 use crate::ids::{EventId, Rank, StreamId};
 use crate::sim::{Question, SimReport, Simulation};
-use crate::slice::recording::{CommOrigin, ProcessGroup, RankRecording, RecordedComm};
+use crate::slice::recording::{CommOrigin, RankRecording, RecordedComm};
 use crate::units::SimTime;
 use indexmap::IndexSet;
-use prism_wire::frame::Request;
+use prism_wire::frame::{NamedGroup, Request};
 use prism_wire::message::{FLAG_BACKGROUND, Record, RecordKind, Reply, ReplyStatus};
 use prism_wire::server::ReplyWriter;
 use std::collections::BTreeMap;
@@ -150,14 +150,11 @@ impl State {
             Request::Name { id, text } => {
                 process.wire_names.insert(id, intern(&mut self.names, &text));
             }
-            Request::Group { ranks, name } => {
-                if let Some(outside) = ranks.iter().find(|member| **member >= self.world_size) {
-                    return Err(format!(
-                        "process group {name:?} has rank {outside}, the world {} ranks",
-                        self.world_size
-                    ));
+            Request::Group { ranks, name } => process.add_group(ranks, name, self.world_size)?,
+            Request::Groups(groups) => {
+                for NamedGroup { ranks, name } in groups {
+                    process.add_group(ranks, name, self.world_size)?;
                 }
-                process.groups.push(ProcessGroup { name, ranks });
             }
             Request::CommInit { comm_id, nranks, group_rank, unique_id } => {
                 self.comm_init(rank, comm_id, nranks, group_rank, &unique_id)?;

@@ -11,8 +11,10 @@
 
 mod apply;
 mod linear;
+mod repeated;
 
 pub use apply::{align, ends_of, place, set_ends, ties_of};
+pub use repeated::{compare_repeated, stretch_host};
 
 use crate::units::SimTime;
 use linear::Symmetric;

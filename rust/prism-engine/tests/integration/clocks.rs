@@ -4,7 +4,9 @@ use prism_engine::graph::op::{CollectiveKind, ComputeClass, DataType, Op, OpKind
 use prism_engine::ids::{NameId, SlotId, StreamId};
 use prism_engine::profile::Profile;
 use prism_engine::replay::ReplayOptions;
-use prism_engine::slice::clocks::{Clock, ClockError, ClockOptions, Clocks, Tie, align, ends_of, set_ends, solve};
+use prism_engine::slice::clocks::{
+    Clock, ClockError, ClockOptions, Clocks, Tie, align, compare_repeated, ends_of, set_ends, solve, stretch_host,
+};
 use prism_engine::slice::influence::influence;
 use prism_engine::slice::recording::{CommOrigin, RankRecording, RecordedComm};
 use prism_engine::units::SimTime;
@@ -262,4 +264,59 @@ fn a_recording_left_out_moves_the_time_by_what_it_differs() {
     // One recording for both ranks: nothing can take its place.
     let single = influence(2, &[recording(0, 100)], &[0, 0], &options).expect("it fits");
     assert_eq!((single.left_out.len(), single.alone), (0, 1));
+}
+
+/// A rank whose host takes 10 to 110 us between calls, on a machine that starts late and whose clock gains `ppm`.
+fn repeated(late: i64, ppm: i64, noise_ps: i64) -> RankRecording {
+    let mut recording = recording(0, 100);
+    let ops = recording.ops.clone();
+    recording.ops = ops.iter().cycle().take(40_000).copied().collect();
+    let mut state = 7_u64;
+    for (index, op) in recording.ops.iter_mut().enumerate() {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let gap = 10 * US + (index as i64 % 101) * US;
+        let noise = if noise_ps == 0 { 0 } else { (state >> 33) as i64 % noise_ps };
+        op.host_gap = SimTime::from_ps(gap + gap * ppm / 1_000_000 + noise);
+    }
+    recording.ops[0].host_gap += SimTime::from_ps(late);
+    recording
+}
+
+#[test]
+fn a_repeated_slice_tells_offset_and_drift() {
+    for (late, ppm) in [(10 * SECOND, 200), (10 * SECOND, -200), (0, 50), (SECOND, 0)] {
+        let (first, again) = (repeated(0, 0, 0), repeated(late, ppm, 0));
+        let found = compare_repeated(&first, &again, 1000).expect("the same calls");
+        let (mut own, mut other) = (SimTime::ZERO, SimTime::ZERO);
+        for (mine, theirs) in first.ops.iter().zip(&again.ops) {
+            (own, other) = (own + mine.host_gap, other + theirs.host_gap);
+            let error = (found.clocks[1].to_reference(other) - own).as_ps().abs();
+            assert!(error < US, "{late} {ppm}: {error} ps");
+        }
+    }
+    let noisy = compare_repeated(&repeated(0, 0, 0), &repeated(-10 * SECOND, 200, 100_000), 2000);
+    let drift = noisy.expect("the same calls").clocks[1].drift_ppm();
+    // Noise that only ever adds, 50 ns to 60 us on average, is a slower machine: 833 ppm.
+    assert!((drift + 200.0 + 833.0).abs() < 20.0, "{drift}");
+}
+
+#[test]
+fn what_is_no_repetition_is_refused() {
+    let (first, mut again) = (repeated(0, 0, 0), repeated(0, 0, 0));
+    again.ops.truncate(100);
+    let refused = compare_repeated(&first, &again, 1000).expect_err("it ended early");
+    assert!(refused.contains("rank 0 did something else when it was run again"), "{refused}");
+    let refused = compare_repeated(&first, &repeated(0, 50_000, 0), 1000).expect_err("5 % slower");
+    assert!(refused.contains("the clock of rank 0 run again would gain"), "{refused}");
+}
+
+#[test]
+fn host_time_is_brought_to_the_reference_and_device_time_stays() {
+    let mut again = repeated(0, 200, 0);
+    let found = compare_repeated(&repeated(0, 0, 0), &again, 1000).expect("the same calls");
+    stretch_host(&mut again, found.clocks[1].drift_ppm());
+    for (brought, first) in again.ops.iter().zip(&repeated(0, 0, 0).ops) {
+        assert!((brought.host_gap - first.host_gap).as_ps().abs() <= 2, "{:?} {:?}", brought.host_gap, first.host_gap);
+        assert_eq!(brought.kind, first.kind);
+    }
 }

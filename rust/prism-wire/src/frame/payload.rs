@@ -67,6 +67,7 @@ pub enum Request {
     Hello(Hello),
     Name { id: u32, text: String },
     Group { ranks: Vec<u32>, name: String },
+    Groups(Vec<NamedGroup>),
     CommInit { comm_id: u32, nranks: u32, group_rank: u32, unique_id: [u8; UNIQUE_ID_BYTES] },
     CommSplit { comm_id: u32, parent: u32, color: i32, key: i32, group_name: String },
     Unsupported { name: String },
@@ -83,6 +84,14 @@ pub enum Request {
     Values(ValuesRequest),
     Tier { comm_id: u32, kind: u32, tier: u32, count: u64 },
     Timeline,
+}
+
+/// A process group of [`ControlKind::Groups`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are described with ControlKind::Group")]
+pub struct NamedGroup {
+    pub ranks: Vec<u32>,
+    pub name: String,
 }
 
 /// See [`ControlKind::Values`].
@@ -116,11 +125,14 @@ impl Request {
                 ControlKind::Name
             }
             Self::Group { ranks, name } => {
-                out.reserve(4 + 4 * ranks.len() + name.len());
-                out.extend((ranks.len() as u32).to_le_bytes());
-                out.extend(ranks.iter().flat_map(|rank| rank.to_le_bytes()));
-                out.extend(name.as_bytes());
+                encode_group(&mut out, ranks, name.as_bytes());
                 ControlKind::Group
+            }
+            Self::Groups(groups) => {
+                for group in groups {
+                    append_group(&mut out, &group.ranks, group.name.as_bytes());
+                }
+                ControlKind::Groups
             }
             Self::CommInit { comm_id, nranks, group_rank, unique_id } => {
                 for field in [comm_id, nranks, group_rank] {
@@ -219,6 +231,7 @@ impl Request {
             ControlKind::Hello => Self::Hello(fields.hello()?),
             ControlKind::Name => Self::Name { id: fields.u32()?, text: fields.text()? },
             ControlKind::Group => Self::Group { ranks: fields.u32_list()?, name: fields.text()? },
+            ControlKind::Groups => Self::Groups(fields.groups()?),
             ControlKind::CommInit => {
                 let request = Self::CommInit {
                     comm_id: fields.u32()?,
@@ -309,6 +322,19 @@ impl Request {
             ControlKind::Refused => return Err(FrameError::NotARequest(kind)),
         })
     }
+}
+
+fn encode_group(out: &mut Vec<u8>, ranks: &[u32], name: &[u8]) {
+    out.reserve(4 + 4 * ranks.len() + name.len());
+    out.extend((ranks.len() as u32).to_le_bytes());
+    out.extend(ranks.iter().flat_map(|rank| rank.to_le_bytes()));
+    out.extend(name);
+}
+
+/// Adds a group to the payload of a [`ControlKind::Groups`] frame.
+pub(crate) fn append_group(out: &mut Vec<u8>, ranks: &[u32], name: &[u8]) {
+    out.extend((4 + 4 * ranks.len() as u32 + name.len() as u32).to_le_bytes());
+    encode_group(out, ranks, name);
 }
 
 fn encode_contributions(out: &mut Vec<u8>, parks: bool, contributions: &[Contribution]) {
@@ -440,6 +466,19 @@ impl Fields<'_> {
 
     fn u64(&mut self) -> Result<u64, FrameError> {
         self.array().map(u64::from_le_bytes)
+    }
+
+    /// All that is left: groups, each behind its length.
+    fn groups(&mut self) -> Result<Vec<NamedGroup>, FrameError> {
+        let mut groups = Vec::new();
+        while !self.rest.is_empty() {
+            let bytes = self.u32()? as usize;
+            let (group, rest) = self.rest.split_at_checked(bytes).ok_or(FrameError::Truncated(self.kind))?;
+            let mut fields = Fields { kind: self.kind, rest: group };
+            groups.push(NamedGroup { ranks: fields.u32_list()?, name: fields.text()? });
+            self.rest = rest;
+        }
+        Ok(groups)
     }
 
     /// All that is left: whether the process parks (if it may), and the list.

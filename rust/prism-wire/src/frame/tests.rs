@@ -25,6 +25,7 @@ fn any_kind() -> impl Strategy<Value = ControlKind> {
         K::Taken,
         K::Values,
         K::Tier,
+        K::Groups,
         K::Timeline,
         K::Refused,
     ])
@@ -48,6 +49,9 @@ fn any_request() -> impl Strategy<Value = Request> {
         (any::<u32>(), ".*").prop_map(|(id, text)| Request::Name { id, text }),
         (proptest::collection::vec(any::<u32>(), 0..100), ".*")
             .prop_map(|(ranks, name)| Request::Group { ranks, name }),
+        proptest::collection::vec((proptest::collection::vec(any::<u32>(), 0..10), ".*"), 0..5).prop_map(|groups| {
+            Request::Groups(groups.into_iter().map(|(ranks, name)| NamedGroup { ranks, name }).collect())
+        }),
         (any::<[u32; 3]>(), unique_id).prop_map(|([comm_id, nranks, group_rank], unique_id)| Request::CommInit {
             comm_id,
             nranks,
@@ -186,7 +190,11 @@ proptest! {
             Request::Group { ranks, .. } => 4 + 4 * ranks.len(),
             Request::CommSplit { .. } => 16,
             Request::Note { .. } => 8,
-            Request::Unsupported { .. } | Request::Timeline => return Ok(()),
+            // Every group is behind its length: a cut between two of them leaves a whole list.
+            Request::Groups(groups) if groups.last().is_some_and(|group| 4 * group.ranks.len() + group.name.len() >= cut) => {
+                payload.len()
+            }
+            Request::Groups(_) | Request::Unsupported { .. } | Request::Timeline => return Ok(()),
         };
         let end = fixed.saturating_sub(cut);
         prop_assert_eq!(Request::decode(kind, &payload[..end]), Err(FrameError::Truncated(kind)));
@@ -203,6 +211,8 @@ fn layouts_are_those_of_the_contract() {
     assert_eq!(split.encode().1, *b"\x01\0\0\0\x02\0\0\0\xff\xff\xff\xff\x03\0\0\0pp");
     let group = Request::Group { ranks: vec![5, 258], name: "dp".into() };
     assert_eq!(group.encode().1, *b"\x02\0\0\0\x05\0\0\0\x02\x01\0\0dp");
+    let groups = Request::Groups(vec![NamedGroup { ranks: vec![5], name: "dp".into() }]);
+    assert_eq!(groups.encode(), (ControlKind::Groups, b"\x0a\0\0\0\x01\0\0\0\x05\0\0\0dp".to_vec()));
     assert_eq!(encode_header(ControlKind::Note, 258).unwrap(), [7, 0, 0, 0, 2, 1, 0, 0]);
 }
 

@@ -3,7 +3,7 @@
 use crate::support::{self, Role, hello, kernel, query};
 use prism_wire::client::{Client, ConnectError, ControlError, Disconnected};
 use prism_wire::control::ControlKind;
-use prism_wire::frame::{CommSplitAnswer, Request};
+use prism_wire::frame::{CommSplitAnswer, NamedGroup, Request};
 use prism_wire::message::Reply;
 use prism_wire::server::{Connection, HandshakeError, Listener, handshake};
 use std::path::Path;
@@ -53,6 +53,65 @@ fn control_requests_are_answered_or_refused() {
         assert!(matches!(client.control(ControlKind::Unsupported, &too_long), Err(ControlError::Refused(_))));
         client.close();
         assert_eq!(engine.join().unwrap(), [group, split(0), split(-1), split(1)]);
+    });
+}
+
+#[test]
+fn groups_of_others_are_told_together_before_what_may_need_them() {
+    let (client, mut connection) = support::session(64);
+    std::thread::scope(|scope| {
+        let engine = scope.spawn(move || {
+            let mut seen = Vec::new();
+            while let Some((kind, payload)) = connection.control.recv().unwrap() {
+                connection.control.answer(kind, &[]).unwrap();
+                seen.push(Request::decode(kind, &payload).unwrap());
+            }
+            seen
+        });
+        let (rank, others) = (hello().rank, [hello().rank + 1, hello().rank + 2]);
+        client.note_group(&others, "a").unwrap();
+        client.note_group(&[others[0]], "b").unwrap();
+        client.note_group(&[rank, others[0]], "own").unwrap();
+        client.note_group(&others, "c").unwrap();
+        client.flush_groups().unwrap();
+        client.flush_groups().unwrap();
+        client.note_group(&others, "d").unwrap();
+        client.close();
+        assert!(client.note_group(&others, "e").is_err() && client.flush_groups().is_err());
+        let named = |ranks: &[u32], name: &str| NamedGroup { ranks: ranks.to_vec(), name: name.to_owned() };
+        let expected = [
+            Request::Groups(vec![named(&others, "a"), named(&others[..1], "b")]),
+            Request::Group { ranks: vec![rank, others[0]], name: "own".to_owned() },
+            Request::Groups(vec![named(&others, "c")]),
+            Request::Groups(vec![named(&others, "d")]),
+        ];
+        assert_eq!(engine.join().unwrap(), expected);
+    });
+}
+
+#[test]
+fn many_groups_of_others_are_told_in_pieces() {
+    let (client, mut connection) = support::session(64);
+    std::thread::scope(|scope| {
+        let engine = scope.spawn(move || {
+            let (mut frames, mut names) = (0, Vec::new());
+            while let Some((kind, payload)) = connection.control.recv().unwrap() {
+                connection.control.answer(kind, &[]).unwrap();
+                let Request::Groups(groups) = Request::decode(kind, &payload).unwrap() else { panic!("groups only") };
+                frames += 1;
+                names.extend(groups.into_iter().map(|group| group.name));
+            }
+            (frames, names)
+        });
+        let names: Vec<String> = (0..20_000).map(|number| number.to_string()).collect();
+        let others: Vec<u32> = (1..17).map(|distance| hello().rank + distance).collect();
+        for name in &names {
+            client.note_group(&others, name).unwrap();
+        }
+        client.close();
+        let (frames, told) = engine.join().unwrap();
+        assert_eq!(told, names, "all of them, in order");
+        assert!((2..20).contains(&frames), "{frames} frames");
     });
 }
 

@@ -4,7 +4,7 @@ use super::store::Store;
 use prism_engine::hybrid::Session;
 use prism_wire::client::{Client, ConnectError, ControlError};
 use prism_wire::control::{UNIQUE_ID_BYTES, UNIQUE_ID_LOCAL_MAGIC};
-use prism_wire::frame::{CommSplitAnswer, DeviceMode, Hello, Request};
+use prism_wire::frame::{CommSplitAnswer, DeviceMode, Hello, NamedGroup, Request};
 use prism_wire::message::{
     CollectiveKind, DataType, FLAG_BACKGROUND, MarkerKind, Record, RecordKind, ReduceOp, Reply, ReplyStatus,
 };
@@ -118,10 +118,13 @@ impl Player {
     /// The framework hook tells a process group; the first one is the default group.
     pub(crate) fn group(&mut self, name: &str, ranks: impl IntoIterator<Item = u32>) -> Played {
         let ranks: Vec<u32> = ranks.into_iter().collect();
+        let name = name.to_owned();
         if ranks.contains(&self.rank) {
-            self.groups.insert(name.to_owned(), ranks.clone());
+            self.groups.insert(name.clone(), ranks.clone());
+            self.request(&Request::Group { ranks, name })?;
+        } else {
+            self.request(&Request::Groups(vec![NamedGroup { ranks, name }]))?;
         }
-        self.request(&Request::Group { ranks, name: name.to_owned() })?;
         Ok(())
     }
 
