@@ -8,7 +8,7 @@ is the relative error of the last iteration:
 
 * `replay`: the graph, evaluated.
 * `together`: every collective and message begins when the rank itself comes, as if all peers came at that moment. It
-  is the slowest rank's time while the graph was collected, where absent peers come at once.
+  is the slowest rank's time, by the program's own timer, while the graph was collected: absent peers come at once there.
 * `default profile`: replayed with the network of the built-in profile in place of the site's.
 * `shrunk`: the time of the same job on half the ranks (half the data-parallel or expert-parallel degree), samples and
   experts per rank unchanged, taken for that of the whole.
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -81,6 +82,12 @@ def place(job: Job, folder: Path) -> Path:
     return path
 
 
+def together_ns(logs: Path) -> float:
+    """The last iteration of the slowest rank, as the ranks printed it while they were collected."""
+    printed = [re.findall(r"iteration \d+: ([\d.]+) ms", log.read_text()) for log in sorted(logs.glob("rank-*.log"))]
+    return max(float(times[-1]) for times in printed) * 1e6
+
+
 def measure(job: Job, folder: Path) -> Row:
     """Runs what is not kept, and replays."""
     here = place(job, folder)
@@ -95,7 +102,7 @@ def measure(job: Job, folder: Path) -> Row:
     plain = replayed()
     estimates = {
         "replay": plain,
-        "together": float(max(rank["iteration_time_ns"][-1] for rank in collected["ranks"])),
+        "together": together_ns(Path(collected["logs"])),
         "default profile": replayed("--profile", "h100-sxm"),
         "shrunk": float(prism("replay", shrunk)["iteration_time_ns"][-1]),
     }
