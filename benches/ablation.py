@@ -126,7 +126,8 @@ def main() -> None:
     """Prints the table; exit code 1 if the replay is not what it must be."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", default="", help="parts of names, separated by commas (default: all)")
-    parser.add_argument("--keep", type=Path, help="folder for graphs and runs (default: a temporary one)")
+    keep = "folder for graphs and runs (default: a temporary one); what is found there is taken as it is"
+    parser.add_argument("--keep", type=Path, help=keep)
     args = parser.parse_args()
     wanted = [part for part in args.jobs.split(",") if part]
     with tempfile.TemporaryDirectory(prefix="prism-ablation-") as temporary:
