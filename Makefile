@@ -70,6 +70,13 @@ test-python: dev programs  ## Python and end-to-end tests
 slicing: dev programs  ## the graph of a few ranks against that of all, for every kind of job (tens of minutes)
 	$(PY) benches/slicing.py
 
+.PHONY: bench-fidelity
+bench-fidelity: dev programs  ## Megatron: hybrid against all ranks real, what each part is worth, sweep against runs (half an hour)
+	rm -rf target/fidelity
+	$(PY) benches/fidelity.py --megatron all --keep target/fidelity
+	$(PY) benches/ablation.py --keep target/fidelity
+	$(PY) benches/tuning.py
+
 .PHONY: test-te
 test-te: dev programs  ## Transformer Engine: builds it in the venv (2 GB of downloads, a long compilation) and runs its tests
 	$(PY) scripts/build_te.py

@@ -8,13 +8,13 @@ is the relative error of the last iteration:
 
 * `replay`: the graph, evaluated.
 * `together`: every collective and message begins when the rank itself comes, as if all peers came at that moment. It
-  is the slowest rank's time while the graph was collected, where absent peers come at once.
+  is the slowest rank's time, by its own timer, while the graph was collected, where absent peers come at once.
 * `default profile`: replayed with the network of the built-in profile in place of the site's.
 * `shrunk`: the time of the same job on half the ranks (half the data-parallel or expert-parallel degree), samples and
   experts per rank unchanged, taken for that of the whole.
 * `MFU`: model FLOPs / (ranks x peak x MFU) x (1 + bubble), the MFU being the mean of what the other jobs have.
 * `fair-share`: not an error but a change: the replay with messages that share cards and ports, against that without.
-  The device has no contention while programs run, so the truth has none either.
+  The device has no contention while programs run, so the truth has none either. A slow link cannot be had with it.
 
 What knows nothing of a perturbation (`together`, `shrunk`, `MFU`) is wrong by all of it. The script fails if the replay
 is off by more than 0.3 %, or if it is not the best of all on average.
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,7 +44,8 @@ class Row:
     job: Job
     truth: int
     estimates: dict[str, float]
-    fair_share: float
+    #: None where the replay cannot say: a slow link together with contention.
+    fair_share: float | None
 
     def error(self, column: str) -> float:
         """Relative, signed."""
@@ -81,6 +83,12 @@ def place(job: Job, folder: Path) -> Path:
     return path
 
 
+def together_ns(logs: Path) -> float:
+    """The last iteration of the slowest rank, as the ranks printed it while they were collected."""
+    printed = [re.findall(r"iteration \d+: ([\d.]+) ms", log.read_text()) for log in sorted(logs.glob("rank-*.log"))]
+    return max(float(times[-1]) for times in printed) * 1e6
+
+
 def measure(job: Job, folder: Path) -> Row:
     """Runs what is not kept, and replays."""
     here = place(job, folder)
@@ -95,12 +103,14 @@ def measure(job: Job, folder: Path) -> Row:
     plain = replayed()
     estimates = {
         "replay": plain,
-        "together": float(max(rank["iteration_time_ns"][-1] for rank in collected["ranks"])),
+        "together": together_ns(Path(collected["logs"])),
         "default profile": replayed("--profile", "h100-sxm"),
         "shrunk": float(prism("replay", shrunk)["iteration_time_ns"][-1]),
     }
     truth = emulate(job, here, everyone=True)["iteration_time_ns"][-1]
-    return Row(job, truth, estimates, replayed("--contention", "fair-share") / plain - 1)
+    slow_links = any(rule.kind == "slow-link" for rule in job.perturb)
+    fair_share = None if slow_links else replayed("--contention", "fair-share") / plain - 1
+    return Row(job, truth, estimates, fair_share)
 
 
 def estimate_by_mfu(rows: list[Row]) -> None:
@@ -116,7 +126,8 @@ def main() -> None:
     """Prints the table; exit code 1 if the replay is not what it must be."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", default="", help="parts of names, separated by commas (default: all)")
-    parser.add_argument("--keep", type=Path, help="folder for graphs and runs (default: a temporary one)")
+    keep = "folder for graphs and runs (default: a temporary one); what is found there is taken as it is"
+    parser.add_argument("--keep", type=Path, help=keep)
     args = parser.parse_args()
     wanted = [part for part in args.jobs.split(",") if part]
     with tempfile.TemporaryDirectory(prefix="prism-ablation-") as temporary:
@@ -135,7 +146,8 @@ def main() -> None:
             f"{row.error('replay'):+.4%}",
             *errors,
         ]
-        print(f"| {' | '.join(cells)} | {row.fair_share:+.1%} |")
+        fair_share = "-" if row.fair_share is None else f"{row.fair_share:+.1%}"
+        print(f"| {' | '.join(cells)} | {fair_share} |")
     means = {column: sum(abs(row.error(column)) for row in rows) / len(rows) for column in COLUMNS}
     worst = {column: max(abs(row.error(column)) for row in rows) for column in COLUMNS}
     for name, figures in (("mean", means), ("worst", worst)):

@@ -191,7 +191,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", default="4,8,8192", help="world sizes (each at least 4)")
     parser.add_argument("--modes", default=",".join(MODES))
-    parser.add_argument("--keep", type=Path, help="folder for graphs and runs (default: a temporary one)")
+    keep = "folder for graphs and runs (default: a temporary one); runs of --megatron found there are taken as they are"
+    parser.add_argument("--keep", type=Path, help=keep)
     parser.add_argument("--megatron", help="`all`, or parts of names of megatron-core's jobs: these instead")
     args = parser.parse_args()
     rows = []

@@ -29,14 +29,11 @@ OVERLAP = "--distributed-optimizer --overlap"
 #: Tensor-parallel degree, pipeline stages, micro-batch, further options.
 CONFIGURATIONS = [
     (1, 1, 1, ""),
-    (1, 1, 2, ""),
     (1, 1, 4, OVERLAP),
     (1, 1, 4, "--recompute"),
     (2, 1, 2, ""),
     (1, 2, 2, ""),
-    (1, 4, 1, ""),
     (2, 2, 1, ""),
-    (2, 2, 4, ""),
 ]
 
 

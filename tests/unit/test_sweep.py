@@ -55,6 +55,42 @@ def tau(one: Sequence[float], other: Sequence[float]) -> float:
     return (2 * agree - len(pairs)) / len(pairs)
 
 
+def test_cfg_01_larger_micro_batch_better_kernels_or_bigger_bubble(tmp_path: Path) -> None:
+    """PP 8, DP 8, 512 samples, 1F1B: kernels get faster with the micro-batch, the bubble longer. The sweep takes 2."""
+    micro_batches = {1: (1.0, 1.0), 2: (1.25, 0.879), 4: (1.4, 0.926), 8: (1.45, 1.166)}
+    for micro_batch, (speed_up, _) in micro_batches.items():
+        times = {
+            f"{way}_ns": round(base * micro_batch / speed_up) for way, base in (("forward", 1e7), ("backward", 2e7))
+        }
+        job = synthetic.transformer_step(
+            8, 1, 8, 512 // 8 // micro_batch, 1, **times, activation_bytes=1, gradient_bytes=1, latency_ns=1
+        )
+        job.save(str(tmp_path / f"{micro_batch}.prism"))
+    plan = {
+        "sweep": {"graph": str(tmp_path / "{micro_batch}.prism")},
+        "axes": {"micro_batch": list(micro_batches)},
+    }
+    found = sweep(plan, tmp_path / "kept.jsonl")["results"]
+    ours = {record["values"]["micro_batch"]: record["iteration_time_ns"] for record in found}
+    assert [record["values"]["micro_batch"] for record in found] == [2, 4, 1, 8]
+    for micro_batch, (_, expected) in micro_batches.items():
+        assert ours[micro_batch] / ours[1] == pytest.approx(expected, abs=0.001)
+
+
+def test_an_empty_value_is_no_word_of_a_command(tmp_path: Path) -> None:
+    plan = plan_of(
+        {
+            "sweep": {"command": "train.py --name 'a {what}' {options} --last"},
+            "axes": {"options": ["", "--recompute --bf16"], "what": ["b c"]},
+            "collect": {"world_size": 2},
+        },
+        tmp_path,
+    )
+    words = [configuration.command for configuration in plan.configurations]
+    assert words[0] == ["train.py", "--name", "a b c", "--last"]
+    assert words[1] == ["train.py", "--name", "a b c", "--recompute", "--bf16", "--last"]
+
+
 def test_configurations_are_ranked_by_time_per_sample(folder: Path) -> None:
     found = sweep(folder / "sweep.toml")
     assert (found["configurations"], found["finished"], found["kept"], found["failed"]) == (6, 6, 0, 0)

@@ -180,14 +180,13 @@ def _derived(values: dict[str, Value], document: Mapping[str, Any]) -> dict[str,
 def _configuration(values: dict[str, Value], document: Mapping[str, Any]) -> Configuration:
     sweep = _table(document, "sweep")
     command = sweep.get("command", [])
-    words = shlex.split(command) if isinstance(command, str) else _texts(command, "sweep.command")
     samples = sweep.get("samples")
     count = evaluate(samples, values, "sweep.samples") if isinstance(samples, str) else samples
     if count is not None and (not isinstance(count, (int, float)) or not 0 < count < float("inf")):
         raise ConfigError(f"sweep.samples is {count!r}: it must be a number above 0")
     return Configuration(
         values=values,
-        command=[str(_filled(word, values, "sweep.command")) for word in words],
+        command=_command(command, values),
         collect=_filled(_table(document, "collect"), values, "collect"),
         replay=_filled(_table(document, "replay"), values, "replay"),
         graph=_filled(sweep.get("graph"), values, "sweep.graph"),
@@ -195,6 +194,17 @@ def _configuration(values: dict[str, Value], document: Mapping[str, Any]) -> Con
         card=_filled(sweep.get("card"), values, "sweep.card"),
         keep_graphs=_filled(sweep.get("keep_graphs"), values, "sweep.keep_graphs"),
     )
+
+
+def _command(command: Any, values: Mapping[str, Value]) -> list[str]:
+    """The words of the program. In a text, `{name}` alone becomes as many words as its value has: none, or several."""
+    if not isinstance(command, str):
+        return [str(_filled(word, values, "sweep.command")) for word in _texts(command, "sweep.command")]
+    words: list[str] = []
+    for word in shlex.split(command):
+        filled = str(_filled(word, values, "sweep.command"))
+        words += shlex.split(filled) if _NAME.fullmatch(word) else [filled]
+    return words
 
 
 def _filled(value: Any, values: Mapping[str, Value], where: str) -> Any:

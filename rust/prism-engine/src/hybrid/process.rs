@@ -156,7 +156,7 @@ impl Process {
         let (row, group) = OpRow::pack(stream, *kind);
         let what = u32::from_le_bytes([row.tag, row.a, row.b, row.c]);
         for [high, low] in [[what, row.stream], [row.slot, row.arg], [group, 0]] {
-            self.nccl_digest.write_word(u64::from(high) << 32 | u64::from(low));
+            self.nccl_digest.write_word((u64::from(high) << 32) | u64::from(low));
         }
         self.nccl_digest.write_word(row.value);
         let Some(comm) = self.recorded_comms.get(slot.index()) else { return };
