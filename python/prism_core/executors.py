@@ -170,8 +170,8 @@ def _give_out(
 def connected(ray: Any) -> Iterator[None]:
     """To the cluster of RAY_ADDRESS, or to one that is started here and ends with the block.
 
-    What Ray says in this process goes to standard error: it prints what happens to workers on standard output, which belongs to the
-    command's answer.
+    What Ray says in this process goes to standard error: it prints what happens to workers on standard output, which
+    belongs to the command's answer.
     """
     if ray.is_initialized():
         yield

@@ -77,6 +77,7 @@ def _size(paths: Sequence[str]) -> int:
     """Bytes of the files that an import reads; what is not there is the import's to complain of."""
     total = 0
     for path in map(Path, paths):
-        files = [file for file in path.iterdir() if file.name.endswith((".json", ".json.gz"))] if path.is_dir() else [path]
+        inside = path.iterdir() if path.is_dir() else [path]
+        files = [file for file in inside if file.name.endswith((".json", ".json.gz")) or file == path]
         total += sum(file.stat().st_size for file in files if file.is_file())
     return total
