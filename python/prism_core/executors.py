@@ -6,12 +6,15 @@ ranks; what ranks of earlier slices told others goes along with it. A slice whos
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
+import sys
 import tempfile
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -94,9 +97,7 @@ def collect_slice(
     from prism_core.collect import collect
 
     outcome = SliceOutcome()
-    if Path(place["folder"]).is_dir():
-        os.chdir(place["folder"])
-    os.environ.update(place["environment"])
+    go(place)
     with tempfile.TemporaryDirectory(prefix="prism-slice-") as name:
         output, logs = Path(name) / "job.prism", Path(name) / "logs"
         share = replace(
@@ -129,9 +130,18 @@ def run_on_ray(
         SessionError: A slice loses its worker over and over, or a task breaks.
     """
     ray = _import_ray()
-    _connect(ray)
+    with connected(ray):
+        yield from _give_out(ray, config, slices, said)
+
+
+def _give_out(
+    ray: Any,
+    config: CollectConfig,
+    slices: Sequence[tuple[int, ...]],
+    said: Callable[[], Mapping[bytes, bytes]],
+) -> Iterator[SliceOutcome]:
     task = ray.remote(num_cpus=1, max_retries=0)(collect_slice)
-    place = {"folder": os.getcwd(), "environment": _passed(os.environ)}  # noqa: PTH109
+    place = here()
     queue, pending, losses = deque(slices), dict[Any, tuple[int, ...]](), Counter[tuple[int, ...]]()
     while queue or pending:
         room = max(1, int(ray.cluster_resources().get("CPU", 1)))
@@ -156,13 +166,41 @@ def run_on_ray(
         yield outcome
 
 
-def _connect(ray: Any) -> None:
-    """To the cluster of RAY_ADDRESS, or to one that is started here."""
+@contextmanager
+def connected(ray: Any) -> Iterator[None]:
+    """To the cluster of RAY_ADDRESS, or to one that is started here and ends with the block.
+
+    What Ray says in this process goes to standard error: it prints what happens to workers on standard output, which
+    belongs to the command's answer.
+    """
     if ray.is_initialized():
+        yield
         return
     python_path = os.environ.get("PYTHONPATH")
     variables = {"env_vars": {"PYTHONPATH": python_path}} if python_path else {}
-    ray.init(address=os.environ.get("RAY_ADDRESS"), runtime_env=variables, log_to_driver=False)
+    # What the program is to be preloaded with is of no use to Ray's own processes, and may break them.
+    kept = {name: os.environ.pop(name) for name in list(os.environ) if name == "LD_PRELOAD"}
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            ray.init(address=os.environ.get("RAY_ADDRESS"), runtime_env=variables, log_to_driver=False)
+        finally:
+            os.environ.update(kept)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def here() -> dict[str, Any]:
+    """Working folder and environment of the one who asks, for `go` in a task."""
+    return {"folder": os.getcwd(), "environment": _passed(os.environ)}  # noqa: PTH109
+
+
+def go(place: Mapping[str, Any]) -> None:
+    """Takes over working folder (where this machine has it) and environment of the one who asks."""
+    if Path(place["folder"]).is_dir():
+        os.chdir(place["folder"])
+    os.environ.update(place["environment"])
 
 
 def _passed(environment: Mapping[str, str]) -> dict[str, str]:

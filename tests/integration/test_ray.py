@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prism_core import synthetic
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.ray, pytest.mark.filterwarnings("default")]
 pytestmark += [pytest.mark.timeout(1200)]
@@ -37,6 +38,16 @@ weight.sum().backward()
 dist.all_reduce(weight.grad)
 optimizer.step()
 dist.destroy_process_group()
+"""
+
+
+SWEEP = """
+[sweep]
+graph = "job.prism"
+[axes]
+straggler = [1.0, 1.5, 2.0]
+[replay]
+slow = ["0={straggler}"]
 """
 
 
@@ -74,6 +85,19 @@ def test_slices_on_two_nodes_give_the_graph_of_one_machine(
     assert (tmp_path / "ray.prism").read_bytes() == (tmp_path / "local.prism").read_bytes()
     assert remote["ranks"] == local["ranks"] and remote["ranks_run"] == [0, 1, 2, 3]
     assert all((tmp_path / f"ray.logs/rank-{rank}.log").exists() for rank in range(4))
+
+
+def test_a_sweep_on_two_nodes_ranks_as_one_machine_does(
+    cluster: str, prism: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", cluster)
+    synthetic.transformer_step(dp=2, tp=1, pp=2, microbatches=4, layers=2).save(str(tmp_path / "job.prism"))
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    remote = prism("sweep", tmp_path / "sweep.toml", "-o", tmp_path / "ray.jsonl", "--executor", "ray", timeout=900)
+    local = prism("sweep", tmp_path / "sweep.toml", "-o", tmp_path / "local.jsonl")
+    assert remote.document["failed"] == 0 and remote.document["finished"] == 3
+    shown = [[(r["name"], r["iteration_time_ns"]) for r in found.document["results"]] for found in (remote, local)]
+    assert shown[0] == shown[1] and len(shown[0]) == 3
 
 
 def test_a_lost_worker_s_slice_runs_again(

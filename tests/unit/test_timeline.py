@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -223,3 +224,51 @@ def test_from_the_command_line(prism: Callable[..., Any], graph: _native.Graph, 
     code, out, _ = prism("export", tmp_path / "job.prism", "--ranks", "0,1", "-o", tmp_path / "t.pftrace", "--json")
     assert code == 0
     assert json.loads(out)["ranks"] == 2
+
+
+def unknown_fields(message: Any) -> list[str]:
+    """Fields of a message and those in it that its schema does not have."""
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    found = [f"{message.DESCRIPTOR.full_name}: {field.field_number}" for field in UnknownFieldSet(message)]
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for one in [value] if hasattr(value, "DESCRIPTOR") else value:
+                found += unknown_fields(one)
+    return found
+
+
+def test_files_are_of_perfetto_s_own_schema(graph: _native.Graph, tmp_path: Path) -> None:
+    """Parsed by the classes that Perfetto's package makes of perfetto_trace.proto; needs no binary."""
+    schema = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2", exc_type=ImportError)
+    export_timeline(graph, tmp_path / "job.pftrace", ranks=RANKS)
+    content = (tmp_path / "job.pftrace").read_bytes()
+    trace = schema.Trace.FromString(content)
+    assert unknown_fields(trace) == [] and trace.ByteSize() == len(content)
+    kinds = Counter(packet.track_event.type for packet in trace.packet if packet.HasField("track_event"))
+    event = schema.TrackEvent
+    assert kinds[event.TYPE_SLICE_BEGIN] == kinds[event.TYPE_SLICE_END] > 0
+    tracks = {packet.track_descriptor.uuid for packet in trace.packet if packet.HasField("track_descriptor")}
+    assert {p.track_event.track_uuid for p in trace.packet if p.HasField("track_event")} <= tracks
+    assert all(p.trusted_packet_sequence_id for p in trace.packet if p.HasField("track_event"))
+
+
+def test_the_trace_processor_reads_a_file_without_complaint(graph: _native.Graph, tmp_path: Path) -> None:
+    """SQL on Perfetto's trace processor, whose binary `PRISM_TRACE_PROCESSOR` names."""
+    binary = os.environ.get("PRISM_TRACE_PROCESSOR")
+    if not binary:
+        pytest.skip("PRISM_TRACE_PROCESSOR names no binary of Perfetto's trace processor")
+    api = pytest.importorskip("perfetto.trace_processor", exc_type=ImportError)
+    written = export_timeline(graph, tmp_path / "job.pftrace", ranks=RANKS)
+    config = api.TraceProcessorConfig(bin_path=binary)
+    with api.TraceProcessor(trace=str(tmp_path / "job.pftrace"), config=config) as processor:
+
+        def number(sql: str) -> int:
+            return int(next(iter(processor.query(f"select count(*) as n from {sql}"))).n)
+
+        complaints = processor.query("select name, value from stats where severity != 'info' and value > 0")
+        assert [(row.name, row.value) for row in complaints] == []
+        assert number("slice where dur > 0 or dur = 0") >= written["slices"]
+        assert number("slice where dur < 0") == 0, "every slice ends"
+        assert number("flow") > 0
+        assert number("process where name like 'rank %'") == len(RANKS)

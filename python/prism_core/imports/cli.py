@@ -20,6 +20,7 @@ from prism_core.imports.text import chakra_text, kineto_text, simai_text
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Sources = Annotated[list[Path], typer.Argument(help="Traces, or folders of them.", metavar="DIR|FILES...")]
 Output = Annotated[Path, typer.Option("-o", "--output", help="The graph to write.", metavar="JOB.prism")]
+ShowProgress = Annotated[bool, typer.Option("--progress/--no-progress", help="A bar on stderr, if it is a terminal.")]
 ProfileName = Annotated[str | None, typer.Option("--profile", help="The network: a built-in profile or a TOML file.")]
 
 
@@ -44,12 +45,16 @@ def kineto(
     world_size: Annotated[int | None, typer.Option(help="Ranks of the job.", min=1)] = None,
     profile: ProfileName = None,
     keep_unmatched: Annotated[bool, typer.Option(help="NCCL kernels that fit to nothing become computations.")] = False,
+    execution_traces: Annotated[
+        list[Path] | None, typer.Option(help="PyTorch's execution traces of the same ranks.", metavar="DIR|FILE")
+    ] = None,
+    progress: ShowProgress = True,
     as_json: Json = False,
 ) -> None:
     """Make a graph of torch.profiler's traces, one per rank."""
     _, document = import_kineto(
         sources, output, ranks=_ranks(rank or []), world_size=world_size, profile=profile,
-        keep_unmatched=keep_unmatched,
+        keep_unmatched=keep_unmatched, execution_traces=execution_traces or (), progress=progress,
     )  # fmt: skip
     _say(document, kineto_text, as_json)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from prism_core import _native
 from prism_core.config import read_profile
 from prism_core.errors import ConfigError
+from prism_core.progress import Progress, wants_progress
 
 PathLike = str | os.PathLike[str]
 
@@ -22,6 +24,8 @@ def import_kineto(
     world_size: int | None = None,
     profile: str | None = None,
     keep_unmatched: bool = False,
+    execution_traces: PathLike | Sequence[PathLike] = (),
+    progress: bool = False,
 ) -> tuple[_native.Graph, dict[str, Any]]:
     """Makes an execution graph of the traces of a job's ranks.
 
@@ -33,6 +37,9 @@ def import_kineto(
         profile: The network to start from: a built-in profile's name or a TOML file. By default that of the traces'
             device, else h100-sxm.
         keep_unmatched: Keep kernels of NCCL that fit to nothing as computations.
+        execution_traces: PyTorch's execution traces of the same ranks (files, or folders of them), which tell more of
+            communications. Those beside the traces are found.
+        progress: Show a bar of what is read on standard error, if that is a terminal.
 
     Returns:
         The graph, and the account of the import: what was repaired, inferred and left out, and how far an unchanged
@@ -42,7 +49,7 @@ def import_kineto(
         ConfigError: A file is no trace, two files are of one rank, or they do not fit together.
         OSError: A file cannot be read or written.
     """
-    paths = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
+    paths = _paths(sources)
     if not paths:
         raise ConfigError("no trace is named")
     options = {
@@ -50,9 +57,27 @@ def import_kineto(
         "world_size": world_size,
         "profile": None if profile is None else read_profile(profile),
         "keep_unmatched": keep_unmatched,
+        "execution_traces": _paths(execution_traces),
     }
-    graph, account = _native.import_kineto([os.fspath(path) for path in paths], json.dumps(options))
+    counter = _native.ReadCounter()
+    bars = Progress(enabled=wants_progress(progress))
+    with bars.watched("MiB read", _size(paths) >> 20 if bars.enabled else None, lambda: counter.bytes() >> 20):
+        graph, account = _native.import_kineto(paths, json.dumps(options), counter)
     document: dict[str, Any] = json.loads(account)
     if output is not None:
         document = {"output": os.fspath(output), "graph_bytes": graph.save(os.fspath(output)), **document}
     return graph, document
+
+
+def _paths(paths: PathLike | Sequence[PathLike]) -> list[str]:
+    return [os.fspath(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
+
+
+def _size(paths: Sequence[str]) -> int:
+    """Bytes of the files that an import reads; what is not there is the import's to complain of."""
+    total = 0
+    for path in map(Path, paths):
+        inside = path.iterdir() if path.is_dir() else [path]
+        files = [file for file in inside if file.name.endswith((".json", ".json.gz")) or file == path]
+        total += sum(file.stat().st_size for file in files if file.is_file())
+    return total

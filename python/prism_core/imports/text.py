@@ -21,6 +21,12 @@ def kineto_text(document: Mapping[str, Any]) -> str:
         f"iterations: {len(recorded)}, recorded {_milliseconds(recorded)} ms, replayed {_milliseconds(replayed)} ms, "
         f"worst error {100 * document['worst_error']:.3f} %",
     ]
+    joined = document["execution_traces"]
+    if joined["files"]:
+        lines.append(
+            f"execution traces: {joined['files']}; of {joined['spans']} calls {joined['by_id']} found by id, "
+            f"{joined['by_order']} by order, {joined['unmatched']} not"
+        )
     total = document["device_time"]
     lines.append(f"device time: {total['before_ns'] / 1e6:,.3f} ms recorded, {total['after_ns'] / 1e6:,.3f} ms used")
     for late in document["late"][:_SHOWN]:

@@ -5,7 +5,6 @@ Results are kept as they come, in JSON lines with checksums: a sweep that was en
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prism_core.errors import ConfigError
+from prism_core.executors import connected, go, here
 from prism_core.progress import Progress
 from prism_core.sweep.plan import Configuration, SweepPlan, plan_of, read_plan
 from prism_core.sweep.plot import sweep_svg
@@ -134,14 +134,18 @@ def _on_ray(tasks: Sequence[_Task]) -> Iterator[dict[str, Any]]:
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("--executor ray needs the package ray: pip install ray, or use --executor local --jobs N")
     ray: Any = importlib.import_module("ray")
-    if not ray.is_initialized():
-        with contextlib.redirect_stdout(None):
-            ray.init(log_to_driver=False)
-    remote = ray.remote(work_out)
-    waiting = [remote.remote(*task) for task in tasks]
-    while waiting:
-        done, waiting = ray.wait(waiting)
-        yield ray.get(done[0])
+    with connected(ray):
+        place, remote = here(), ray.remote(_there)
+        waiting = [remote.remote(place, *task) for task in tasks]
+        while waiting:
+            done, waiting = ray.wait(waiting)
+            yield ray.get(done[0])
+
+
+def _there(place: Mapping[str, Any], configuration: Configuration, folder: str, key: str) -> dict[str, Any]:
+    """The body of a task: as if it ran where the sweep was asked for."""
+    go(place)
+    return work_out(configuration, folder, key)
 
 
 def write_tables(document: Mapping[str, Any], csv: Path | None, svg: Path | None, title: str) -> Iterable[Path]:

@@ -8,6 +8,7 @@
 //! the size of a file. What has to be repaired or left out is counted and listed in the summary; *collectives in =
 //! collectives out + listed* is checked. Nothing that a file contains can make a reader panic.
 
+pub mod aicb;
 pub mod calibrate;
 pub mod chakra;
 pub mod error;

@@ -9,7 +9,7 @@
 //! Rank = tp + TP x dp; an expert-parallel group is `EP` neighbours in the data-parallel direction. Pipeline stages are not in this
 //! form: the file is of one stage, and so is the job.
 
-use crate::{ImportError, input};
+use crate::{ImportError, aicb, input};
 use prism_engine::graph::op::{CollectiveKind, ComputeClass, DataType, Op, OpKind, Provenance, ReduceOp};
 use prism_engine::graph::{Graph, GraphBuilder};
 use prism_engine::ids::{CommId, EventId, NameId, Rank, SlotId, StreamId};
@@ -60,7 +60,7 @@ pub struct Summary {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Group {
+pub(crate) enum Group {
     Tensor,
     Data,
     Expert,
@@ -80,13 +80,16 @@ struct Layer {
     parts: [Part; 3],
 }
 
-/// Reads a workload.
+/// Reads a workload; of AICB's own form (CSV), too: see [`crate::aicb`].
 ///
 /// # Errors
 /// The file cannot be read, is none, or does not fit the options.
 pub fn import(path: &Path, options: &Options) -> Result<(Graph, Summary), ImportError> {
     let bytes = input::read_small(path, MAX_BYTES)?;
     let text = String::from_utf8_lossy(&bytes);
+    if aicb::is_aicb(&text) {
+        return aicb::import(path, options);
+    }
     let wrong = |line: usize, what: String| ImportError::Format {
         path: path.to_owned(),
         expected: "SimAI workload",
@@ -95,12 +98,6 @@ pub fn import(path: &Path, options: &Options) -> Result<(Graph, Summary), Import
     };
     let mut lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let (_, first) = lines.next().ok_or_else(|| wrong(0, "it is empty".to_owned()))?;
-    if first.starts_with("comm_type,") {
-        return Err(ImportError::unfit(format!(
-            "{} is a list of AICB's own calls without computing: give the workload for SimAI (AICB's --workload_only output)",
-            path.display()
-        )));
-    }
     let header = header(first);
     let (at, count) = lines.next().ok_or_else(|| wrong(1, "the number of layers is missing".to_owned()))?;
     let count: u64 = count.trim().parse().map_err(|_| wrong(at, format!("{count:?} is no number of layers")))?;
@@ -231,7 +228,7 @@ fn build(header: &Header, layers: &[Layer], options: &Options) -> Result<(Graph,
     Ok((graph, summary))
 }
 
-fn add_comms(graph: &mut GraphBuilder, group: Group, degrees: (u32, u32, u32), comms: &mut [Vec<CommId>]) {
+pub(crate) fn add_comms(graph: &mut GraphBuilder, group: Group, degrees: (u32, u32, u32), comms: &mut [Vec<CommId>]) {
     let (tensor, data, expert) = degrees;
     let rank = |tp: u32, dp: u32| tp + tensor * dp;
     let lists: Vec<Vec<u32>> = match group {

@@ -56,7 +56,9 @@ pub fn read(path: &Path, file: u32, hints: &Hints, notes: &mut Notes) -> Result<
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let mut rows = match text.trim_start().chars().next() {
         Some('{') => inspector(&text, file, &name, notes),
-        Some('n' | '#') if text.lines().any(|line| line.starts_with(PROMETHEUS_TIME)) => prometheus(&text, file, &name, notes),
+        Some('n' | '#') if text.lines().any(|line| line.starts_with(PROMETHEUS_TIME)) => {
+            prometheus(&text, file, &name, notes)
+        }
         Some('s') if text.starts_with("size(B)") => table(&text, file, &name, hints, notes)?,
         _ => nccl_tests(&text, file, &name, hints, notes)?,
     };

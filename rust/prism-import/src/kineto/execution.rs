@@ -210,7 +210,8 @@ impl ExecutionTrace {
             return;
         }
         let attributes = attributes_of(attributes);
-        let number = |key: &str| attributes.get(key).and_then(|value| integer(value)).and_then(|n| u64::try_from(n).ok());
+        let number =
+            |key: &str| attributes.get(key).and_then(|value| integer(value)).and_then(|n| u64::try_from(n).ok());
         let Some(id) = id.and_then(|id| u64::try_from(id).ok()).or_else(|| number("rf_id")) else {
             let file = &self.file;
             self.notes.add("unreadable_events", || format!("{file}: {name} has no rf_id"));

@@ -21,8 +21,6 @@ pub use summary::{Late, Summary};
 
 use crate::notes::Notes;
 use crate::{ImportError, input};
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use assemble::{Job, assemble};
 use comm::{CommRecord, Groups, Launches};
 use event::{Names, RankTrace};
@@ -33,6 +31,8 @@ use prism_engine::profile::Profile;
 use program::{Program, Source};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 /// Largest world that is built.
 const MAX_WORLD: u32 = 1 << 22;
@@ -114,7 +114,8 @@ fn import_joined(
     let (of_executions, of_traces) = options.ranks.clone().into_iter().partition(|(name, _)| is_execution(name));
     let ranks = ranks::assign(&traces, &of_traces, &mut notes)?;
     let mut recorded = Recorded::new(traces.into_iter().zip(ranks).map(|(trace, rank)| (rank, trace)).collect(), names);
-    recorded.joined = execution::join_all(executions, &mut recorded.traces, &of_executions, &recorded.names, &mut notes)?;
+    recorded.joined =
+        execution::join_all(executions, &mut recorded.traces, &of_executions, &recorded.names, &mut notes)?;
     recorded.world_size = world_size(&recorded.traces, options)?;
     recorded.prepare(&mut notes)?;
     let matching = match_records(&recorded.records, &recorded.groups);

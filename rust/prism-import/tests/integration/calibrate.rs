@@ -91,6 +91,38 @@ fn records_of_the_inspector_are_read() {
 }
 
 #[test]
+fn the_inspector_s_prometheus_text_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("nccl.prom");
+    let line = |size: &str, collective: &str, time: &str| {
+        format!(
+            "nccl_collective_exec_time_microseconds{{version=\"v5.1\",comm_name=\"DP, 0\",n_nodes=\"2\",nranks=\"4\",\
+             collective=\"{collective}\",message_size=\"{size}\",algo_proto=\"Ring_ll\"}} {time}\n"
+        )
+    };
+    let text = "# TYPE nccl_collective_exec_time_microseconds gauge\n".to_owned()
+        + &line("4-5GB", "AllReduce", "9498.47")
+        + "nccl_bus_bandwidth_gbs{nranks=\"4\",collective=\"AllReduce\",message_size=\"4-5GB\"} 678.263\n"
+        + &line("512KB", "AllGather", "20 1748030377748")
+        + &line("5-4GB", "AllReduce", "1")
+        + &line("4-5GB", "AllReduce", "soon");
+    std::fs::write(&path, text).unwrap();
+    let mut notes = Notes::default();
+    let rows = read(&path, 0, &Hints::default(), &mut notes).unwrap();
+    let found: Vec<_> =
+        rows.iter().map(|row| (row.kind, row.bytes, row.ranks, row.nodes, row.time_ns.round() as i64)).collect();
+    let expected = [
+        (CollectiveKind::AllReduce, (9 << 30) / 2, 4, 2, 9_498_470),
+        (CollectiveKind::AllGather, 4 << 19, 4, 2, 20_000),
+    ];
+    assert_eq!(found, expected);
+    assert_eq!((notes.count("sizes_from_ranges"), notes.count("unreadable_lines")), (1, 2));
+    let Some(sample) = shared("traces/nccl_inspector/inspector_sample_records.txt") else { return };
+    let rows = read(&sample, 0, &Hints::default(), &mut Notes::default()).unwrap();
+    assert!(!rows.is_empty() && rows.iter().all(|row| row.ranks > 1), "{rows:?}");
+}
+
+#[test]
 fn logs_that_do_not_tell_enough_are_errors_with_a_way_out() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("some.log");

@@ -4,6 +4,7 @@
 
 mod calibrate;
 mod chakra;
+mod execution;
 mod hostile;
 mod kineto;
 mod kineto_cases;

@@ -100,6 +100,13 @@ impl Trace {
         self
     }
 
+    /// A span with arguments.
+    pub(crate) fn span_with(&mut self, name: &str, start: f64, duration: f64, arguments: &Value) -> &mut Self {
+        self.span(name, start, duration);
+        self.events.last_mut().unwrap()["args"] = arguments.clone();
+        self
+    }
+
     /// A call that puts nothing on the device.
     pub(crate) fn call(&mut self, name: &str, start: f64, duration: f64) -> &mut Self {
         self.correlation += 1;
