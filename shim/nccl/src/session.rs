@@ -27,7 +27,7 @@ enum Link {
     /// `libprism_cuda.so` or `libprism_gpu.so`.
     Table(&'static SessionTable),
     /// We do; the device is the host.
-    Host(Host),
+    Host(Box<Host>),
 }
 
 /// A connection to the engine.
@@ -123,7 +123,7 @@ impl Session {
             let live = host.config(CONFIG_LIVE).map_or(0, |ranks| ranks.split(',').count());
             let is_on = |key| host.config(key) == Some("1");
             let (has_turns, has_rules) = (is_on(CONFIG_TURNS), is_on(CONFIG_RULES));
-            let session = Self { live, has_turns, has_rules, ..Self::new(Link::Host(host), call_ns) };
+            let session = Self { live, has_turns, has_rules, ..Self::new(Link::Host(Box::new(host)), call_ns) };
             if has_turns {
                 session.await_contributions(&[], &|| false)?;
             }
