@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import types
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,8 +100,12 @@ def timed_engine(fake_engine: type[fakes.FakeSession], monkeypatch: pytest.Monke
     monkeypatch.setattr(fake_engine, "recording", recording)
     engine = importlib.import_module("prism_core.collect")._native
     monkeypatch.setattr(engine, "influence_json", lambda *_: json.dumps(None), raising=False)
-    solve = staticmethod(lambda first, again, limit: json.dumps(entry(first.rank, -400.0 - first.rank / 4)))
-    monkeypatch.setattr(importlib.import_module("prism_core.repeated")._native, "repeated_clock_json", solve)
+
+    def solve(first: Any, again: Any, limit: int) -> str:
+        return json.dumps(entry(first.rank, -400.0 - first.rank / 4))
+
+    stand_in = types.SimpleNamespace(repeated_clock_json=solve)
+    monkeypatch.setattr(importlib.import_module("prism_core.repeated"), "_native", stand_in)
     return fake_engine
 
 
