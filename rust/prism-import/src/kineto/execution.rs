@@ -236,7 +236,7 @@ impl ExecutionTrace {
 
     /// The process groups, as a text of JSON. A group of the whole world has an empty list.
     fn groups(&mut self, inputs: Values<'_>) {
-        let Some(written) = Elements::new(inputs.values).next().and_then(|value| text(value)) else { return };
+        let Some(written) = Elements::new(inputs.values).next().and_then(text) else { return };
         for group in Elements::new(written.as_bytes()) {
             let (mut name, mut ranks, mut size) = (None, None, 0);
             for (key, value) in Fields::new(group) {
@@ -288,7 +288,7 @@ fn of_call(inputs: Values<'_>, outputs: Values<'_>) -> CommMeta {
                 numbers.clear();
             }
             "Tuple[String,String]" => {
-                let name = Elements::new(value).next().and_then(|name| text(name));
+                let name = Elements::new(value).next().and_then(text);
                 meta.group_name = name.filter(|name| !name.is_empty()).map(std::borrow::Cow::into_owned);
             }
             "Int" => numbers.push(integer(value).and_then(|number| u64::try_from(number).ok())),
