@@ -50,6 +50,13 @@ def trace(rank: int, late_us: float, iterations: int = 2) -> dict[str, Any]:
     return {"schemaVersion": 1, "distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": events}
 
 
+CALLS = """[rank0 ~ rank15]
+comm_type,comm_group,comm_group_size,msg_size,stage,_elapsed_time
+CommType.all_to_all,CommGroup.ep_group,None,1048576,forward.MoE,None
+CommType.all_reduce,CommGroup.dp_group,8,1048576,backward,None
+CommType.all_reduce,CommGroup.tp_group,2,1048576,backward,None
+CommType.epoch_end,None,None,0,,None
+"""
 WORKLOAD = """HYBRID_TRANSFORMER_FWD_IN_BCKWD model_parallel_NPU_group: 8 checkpoints: 0 checkpoint_initiates: 0
 2
 attention\t-1\t752000\tALLREDUCE\t20971520\t752000\tALLREDUCE\t20971520\t752000\tNONE\t0\t100
@@ -124,6 +131,9 @@ def test_commands_of_the_guide_run(prism: Any, traces: Path, tmp_path: Path, mon
     monkeypatch.chdir(traces.parent)
     Path("workload.txt").write_text(WORKLOAD)
     Path("all_reduce_8.log").write_text(nccl_tests())
+    Path("calls.csv").write_text(CALLS)
+    Path("et").mkdir()
+    Path("et/rank0.json").write_text('{"schema": "1.1.0", "pid": 1, "nodes": [{"id": 1, "name": "root"}]}')
     blocks = re.findall(r"```\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
     commands = [shlex.split(line) for block in blocks for line in block.splitlines() if line.startswith("prism ")]
     assert len(commands) >= 5

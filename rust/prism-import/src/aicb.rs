@@ -194,7 +194,9 @@ fn build(
     if needs(Members::All) && world > 1 {
         slots.insert(Members::All, (slots.len() as u32, world));
         let everyone = graph.add_comm((0..world).map(Rank).collect());
-        comms.iter_mut().for_each(|list| list.push(everyone));
+        for list in &mut comms {
+            list.push(everyone);
+        }
     }
     let (ops, alone) = ops_of(rows, &slots, |stage| graph.intern_name(stage));
     let template = graph.add_template("every rank", &ops)?;
