@@ -111,7 +111,8 @@ const FIRST: &[(&str, u32, u32)] = &[
 ];
 
 /// Parts of the names of kernels that touch a part of the blocks they have pointers to, chosen by values.
-const PARTS: &[&str] = &["nll_loss", "gather", "scatter", "index", "Index", "embedding", "grad_weight", "bwd_finalize_"];
+const PARTS: &[&str] =
+    &["nll_loss", "gather", "scatter", "index", "Index", "embedding", "grad_weight", "bwd_finalize_"];
 
 impl Size {
     /// Of the kernel with this demangled signature.
