@@ -218,7 +218,7 @@ impl ExecutionTrace {
             return;
         };
         let mut meta = if is_call { of_call(inputs, outputs) } else { of_annotation(&name, inputs) };
-        let word = |key: &str| attributes.get(key).and_then(text);
+        let word = |key: &str| attributes.get(key).and_then(|value| text(value));
         meta.kind = word("collective_name").and_then(|name| kind_of_call(&name)).or(meta.kind);
         if meta.kind.is_some() {
             meta.dtype = word("dtype").and_then(|name| data_type(&name)).or(meta.dtype);
