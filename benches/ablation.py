@@ -12,7 +12,7 @@ is the relative error of the last iteration:
 * `default profile`: replayed with the network of the built-in profile in place of the site's.
 * `shrunk`: the time of the same job on half the ranks (half the data-parallel or expert-parallel degree), samples and
   experts per rank unchanged, taken for that of the whole.
-* `MFU`: model FLOPs / (ranks x peak x MFU) x (1 + bubble), the MFU being the mean of what the other jobs have.
+* `MFU`: model FLOPs / (ranks x peak x MFU) x (1 + bubble), the MFU being the mean of the other healthy jobs'.
 * `fair-share`: not an error but a change: the replay with messages that share cards and ports, against that without.
   The device has no contention while programs run, so the truth has none either. A slow link cannot be had with it.
 
@@ -116,7 +116,8 @@ def measure(job: Job, folder: Path) -> Row:
 def estimate_by_mfu(rows: list[Row]) -> None:
     """Adds the column; the MFU of a job is that of the others."""
     for row in rows:
-        others = [math.log(one.truth / ideal_ns(one.job)) for one in rows if one.job.folder != row.job.folder]
+        healthy = [one for one in rows if not one.job.perturb and one.job.folder != row.job.folder]
+        others = [math.log(one.truth / ideal_ns(one.job)) for one in healthy]
         if not others:
             raise SystemExit("ablation: one job says nothing about the MFU of another: name two or more")
         row.estimates["MFU"] = ideal_ns(row.job) * math.exp(sum(others) / len(others))

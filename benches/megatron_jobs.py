@@ -69,11 +69,12 @@ class Job:
 
 
 _TP_PP = ("--tp=2", "--pp=2", "--microbatches=4")
+_DEEP: dict[str, Any] = {"bubble": 1 / 4, "samples": 4}
 _MOE = ("--ep=4", "--experts=8", "--microbatches=2")
 JOBS = [
-    Job("TP 2, PP 2, DP 2, 1F1B", 8, _TP_PP, bubble=1 / 4, samples=4),
-    Job("the same, rank 5 half as fast", 8, _TP_PP, perturb=(Straggler(ranks=[5], factor=2.0),)),
-    Job("the same, link at a fifth", 8, _TP_PP, perturb=(SlowLink(ranks=[6], bandwidth_factor=0.2),)),
+    Job("TP 2, PP 2, DP 2, 1F1B", 8, _TP_PP, **_DEEP),
+    Job("the same, rank 5 half as fast", 8, _TP_PP, perturb=(Straggler(ranks=[5], factor=2.0),), **_DEEP),
+    Job("the same, link at a fifth", 8, _TP_PP, perturb=(SlowLink(ranks=[6], bandwidth_factor=0.2),), **_DEEP),
     Job("PP 2, interleaved, DP 2", 4, ("--pp=2", "--vpp=2", "--microbatches=4"), bubble=1 / 8, samples=4),
     Job("CP 2, DP 2", 4, ("--cp=2", "--microbatches=2")),
     Job("experts, EP 4, balanced", 4, _MOE, routing="balanced"),
