@@ -44,6 +44,44 @@ def test_a_full_card_names_rank_step_op_and_line(
     assert f"{script}:{line}: CUDA out of memory. Tried to allocate 200.00 GiB. GPU 0 has a total" in error["message"]
 
 
+BESIDE_NCCL = """
+import torch
+import torch.distributed as dist
+
+torch.cuda.set_device(0)
+free = torch.cuda.mem_get_info()[0]
+dist.init_process_group("nccl")
+x = torch.ones(1 << 22, device="cuda")
+dist.all_reduce(x)
+left = torch.cuda.mem_get_info()[0]
+print("BUFFERS", free - torch.cuda.memory_reserved() - left)
+page = 2 << 20
+most = left // page * page
+torch.empty(most, dtype=torch.uint8, device="cuda")
+torch.cuda.empty_cache()
+try:
+    torch.empty(most + page, dtype=torch.uint8, device="cuda")
+except torch.OutOfMemoryError:
+    print("OUT OF MEMORY")
+"""
+
+
+def test_buffers_of_nccl_are_no_free_memory(
+    prism: Callable[..., Any], torch_program: list[str], tmp_path: Path
+) -> None:
+    assert torch_program
+    script = tmp_path / "beside.py"
+    script.write_text(BESIDE_NCCL)
+    job = prism(
+        "collect", "--world-size", 8, "--ranks", "5", "--verify", 0, "-o", tmp_path / "job.prism",
+        "--", sys.executable, script,
+    ).document  # fmt: skip
+    (rank,) = job["ranks"]
+    log = next(tmp_path.glob("job.logs/rank-5.log")).read_text()
+    assert f"BUFFERS {rank['nccl_buffer_bytes']}\n" in log and rank["nccl_buffer_bytes"] > 0
+    assert "\nOUT OF MEMORY\n" in log
+
+
 def test_a_job_that_fits_says_by_how_much(jobs: Callable[..., Any], prism: Callable[..., Any], tmp_path: Path) -> None:
     job = jobs(8, "--mode", "ddp")
     collected = job.summary["memory"]

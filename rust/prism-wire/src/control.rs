@@ -33,7 +33,7 @@ pub enum ControlKind {
     /// group ranks of `parent`, or global ranks where `parent` is 0. Answer: empty.
     CommMembers = 8,
     /// Device memory NCCL holds for a communicator, by what it was used for in the records taken in so far. Payload:
-    /// `comm_id: u32`. Answer: `bytes: u64`.
+    /// `comm_id: u32`, 0 for all communicators of the process. Answer: `bytes: u64`.
     CommMemory = 9,
     /// How long a collective would take if all members came at once. Payload: `comm_id: u32, f: u32, root: u32,
     /// count: u64` (`f` and the count as in [`crate::message::RecordKind::Collective`]). Answer: `ns: u64`.

@@ -88,6 +88,7 @@ unsafe extern "C" fn table_control(
 ) -> isize {
     guard(-1, || {
         let Some(kind) = ControlKind::from_u32(kind) else { return -1 };
+        memory::nccl::requested(kind);
         let payload = if payload_len == 0 || payload.is_null() {
             &[]
         } else {

@@ -68,6 +68,10 @@ impl State {
 
     /// Device memory NCCL holds for a communicator.
     pub(super) fn comm_memory(&self, rank: u32, comm_id: u32) -> Result<Vec<u8>, String> {
+        if comm_id == 0 {
+            let bytes = self.processes[&rank].nccl_bytes(self.durations.profile());
+            return Ok(bytes.to_le_bytes().to_vec());
+        }
         let members = self.members(rank, comm_id)?;
         let process = &self.processes[&rank];
         let bytes = process.comm_uses.get(&process.comms[&comm_id]).map_or(0, |uses| {

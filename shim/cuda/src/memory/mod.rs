@@ -7,6 +7,7 @@
 mod copy;
 mod heap;
 mod host;
+pub(crate) mod nccl;
 mod vmm;
 
 pub(crate) use copy::{Copy2d, copy, copy_2d, fill, fill_2d, fill_rows, move_rows};
@@ -130,12 +131,17 @@ fn capacity(profile: &DeviceProfile) -> u64 {
     profile.memory_bytes - profile.context_bytes
 }
 
-/// Takes `bytes` of a card; false if it does not have them.
-fn account(device: usize, bytes: u64, profile: &DeviceProfile) -> bool {
+/// How much of a card can be taken beside NCCL's buffers, for an allocation of `bytes`.
+fn limit(device: usize, bytes: u64, profile: &DeviceProfile) -> u64 {
+    // The engine is asked where it can matter: not while half of the card stays free.
+    let is_half_free = USED[device].load(Ordering::Acquire).saturating_add(bytes) <= capacity(profile) / 2;
+    capacity(profile).saturating_sub(if is_half_free { 0 } else { nccl::bytes(device) })
+}
+
+/// Takes `bytes` of a card, of which at most `most` may be taken ([`limit`]); false if it does not have them.
+fn account(device: usize, bytes: u64, most: u64) -> bool {
     USED[device]
-        .fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
-            used.checked_add(bytes).filter(|used| *used <= capacity(profile))
-        })
+        .fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| used.checked_add(bytes).filter(|used| *used <= most))
         .is_ok()
 }
 
@@ -146,8 +152,9 @@ fn unaccount(device: usize, bytes: u64) {
 /// Free and total bytes of a card.
 pub(crate) fn info(device: c_int) -> Result<(usize, usize), Error> {
     let profile = device::profile()?;
-    let used = USED[device::check(device)? as usize].load(Ordering::Acquire);
-    Ok(((capacity(profile) - used) as usize, profile.memory_bytes as usize))
+    let device = device::check(device)? as usize;
+    let taken = USED[device].load(Ordering::Acquire).saturating_add(nccl::bytes(device));
+    Ok((capacity(profile).saturating_sub(taken) as usize, profile.memory_bytes as usize))
 }
 
 /// Allocates `bytes` of the current card. Null for zero bytes.
@@ -157,6 +164,7 @@ pub(crate) fn malloc(bytes: usize) -> Result<*mut c_void, Error> {
         return Ok(std::ptr::null_mut());
     }
     let device = device::current() as usize;
+    let most = limit(device, bytes as u64, &session.config.device);
     let block = {
         let mut heaps = heaps();
         let heap = match &mut heaps[device] {
@@ -164,7 +172,7 @@ pub(crate) fn malloc(bytes: usize) -> Result<*mut c_void, Error> {
             empty => empty.insert(open_heap(device)?),
         };
         let growth = heap.growth(bytes as u64).ok_or(Error::OUT_OF_MEMORY)?;
-        if !account(device, growth, &session.config.device) {
+        if !account(device, growth, most) {
             return Err(Error::OUT_OF_MEMORY);
         }
         let Some(block) = heap.allocate(bytes as u64) else {

@@ -3,7 +3,7 @@
 //!
 //! A handle may be mapped once at a time: the same memory at two addresses is not emulated and fails loudly.
 
-use super::{Place, VIRTUAL_BASE, VIRTUAL_END, account, discard, heap::GRANULE, map_range, note, unaccount};
+use super::{Place, VIRTUAL_BASE, VIRTUAL_END, account, discard, heap::GRANULE, limit, map_range, note, unaccount};
 use crate::abi::{Error, LOCATION_DEVICE, MemAccessDesc, MemAllocationProp, Outcome};
 use crate::{device, session, unsupported};
 use prism_wire::message::RecordKind;
@@ -117,7 +117,8 @@ pub(crate) fn create(bytes: usize, prop: &MemAllocationProp) -> Result<u64, Erro
         return Err(Error::NOT_SUPPORTED);
     }
     let device = device::check(prop.location.id)?;
-    if !account(device as usize, bytes as u64, &session.config.device) {
+    let most = limit(device as usize, bytes as u64, &session.config.device);
+    if !account(device as usize, bytes as u64, most) {
         return Err(Error::OUT_OF_MEMORY);
     }
     let handle = {

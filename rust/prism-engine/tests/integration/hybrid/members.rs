@@ -82,6 +82,7 @@ fn memory_comes_with_use_and_is_what_the_summary_says() {
         player.request(&Request::CommMembers { comm_id: CHILD, parent: comm.0, ranks: vec![0, 4] })?;
         player.collective(0, Comm(CHILD), CollectiveKind::AllGather, 1 << 20)?;
         assert_eq!(memory(player, Comm(CHILD))?, ring, "every communicator has buffers of its own");
+        assert_eq!(memory(player, Comm(0))?, 2 * ring, "0 stands for all of them");
         Ok(())
     };
     let (summary, outcomes) = stage.run(&program(body));
