@@ -145,8 +145,8 @@ fn calls_become_records() {
     assert_eq!((marker.e, marker.stream), (2, 0));
     let stats = sent.of(RecordKind::MemoryStats)[0];
     assert_eq!((stats.a, stats.b), (11, 22));
-    let group = sent.controls.iter().find(|(kind, _)| *kind == ControlKind::Group).expect("told");
-    assert_eq!(group.1, [&[2, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0][..], b"dp_0"].concat());
+    let groups = sent.controls.iter().find(|(kind, _)| *kind == ControlKind::Groups).expect("told at the end");
+    assert_eq!(groups.1, [&[16, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0][..], b"dp_0"].concat());
     assert!(sent.records.iter().all(|record| record.flags & FLAG_BACKGROUND == 0));
 }
 
