@@ -132,6 +132,8 @@ def test_without_a_step_time_the_answer_is_relative() -> None:
             "repair_s is missing",
         ),
         (lambda: spare.plan(60, **JOB, system_mtbf_s=300.0, spares=2), "repair_s is missing"),  # type: ignore[arg-type]
+        (lambda: spare.plan(1, **JOB, system_mtbf_s=300.0), "n is 1: there must be 2"),  # type: ignore[arg-type]
+        (lambda: spare.simulate(1, **JOB, checkpoint_steps=20, system_mtbf_s=300.0, r=2), "n is 1: there must be 2"),  # type: ignore[arg-type]
         (lambda: spare.plan(60, **JOB, system_mtbf_s=-1.0), "above 0"),  # type: ignore[arg-type]
         (lambda: spare.plan(60, **JOB, system_mtbf_s=0.5, redundancy=(2, 3), seeds=4), "no progress"),  # type: ignore[arg-type]
         (lambda: spare.plan(60, **JOB, system_mtbf_s=90.0, redundancy=(9, 12), placements=["golomb"]), "at most 7"),  # type: ignore[arg-type]
@@ -140,6 +142,14 @@ def test_without_a_step_time_the_answer_is_relative() -> None:
 def test_inputs_are_refused_by_name(call: object, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         call()  # type: ignore[operator]
+
+
+def test_a_plan_tries_fewer_spare_groups_too() -> None:
+    found = spare.plan(60, **JOB, system_mtbf_s=300.0, repair_s=7200.0, spares=5, seeds=8)  # type: ignore[arg-type]
+    tried = [choice for choice in found["alternatives"] if choice["policy"] == "spares"]
+    assert [choice["spares"] for choice in tried] == [5, 2, 1]
+    times = [choice["simulated"]["total_s"]["mean"] for choice in tried]
+    assert times == sorted(times), "more spare groups are no slower"
 
 
 def test_units() -> None:

@@ -26,7 +26,7 @@ pub struct Question {
     pub redundancy: (u32, u32),
     /// Placements to be considered.
     pub placements: Vec<Placement>,
-    /// Spare groups of the alternative that has some; 0: it is left out.
+    /// Most spare groups of the alternative that has some, which is tried with fewer, too; 0: it is left out.
     pub spares: u32,
     /// Largest redundancy that fits into memory, if known.
     pub fits_memory: Option<u32>,
@@ -86,6 +86,8 @@ pub struct Recommendation {
 /// Candidates that are simulated at all, and those of them simulated with all seeds.
 const SIMULATED: usize = 6;
 const FINALISTS: usize = 3;
+/// Numbers of spare groups that are tried at most.
+const SPARE_COUNTS: usize = 4;
 
 /// Answers the question.
 pub fn plan(question: &Question) -> Result<Recommendation, SpareError> {
@@ -373,12 +375,17 @@ fn alternatives(question: &Question) -> Result<Vec<Choice>, SpareError> {
         let simulated = simulate(question, Policy::Elastic, steps, question.seeds)?;
         choices.push(other("elastic", steps, None, Some(simulated)));
     }
-    if question.spares > 0 {
-        let policy = Policy::Spares { spares: question.spares };
-        let simulated = simulate(question, policy, steps, question.seeds)?;
-        choices.push(Choice { spares: Some(question.spares), ..other("spares", steps, None, Some(simulated)) });
+    for spares in spare_counts(question.spares) {
+        let simulated = simulate(question, Policy::Spares { spares }, steps, question.seeds)?;
+        choices.push(Choice { spares: Some(spares), ..other("spares", steps, None, Some(simulated)) });
     }
     Ok(choices)
+}
+
+/// How many spare groups are tried: the most, and what halving it leaves. More are never slower but cost more, so which of
+/// them is best depends on what counts; the answer has them all.
+fn spare_counts(most: u32) -> impl Iterator<Item = u32> {
+    std::iter::successors(Some(most), |count| Some(count / 2)).take_while(|&count| count > 0).take(SPARE_COUNTS)
 }
 
 fn other(policy: &'static str, checkpoint_steps: u64, expected: Option<f64>, simulated: Option<Summary>) -> Choice {
