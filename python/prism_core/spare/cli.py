@@ -41,7 +41,9 @@ Jitter = Annotated[float, typer.Option(help="Relative standard deviation of the 
 Seeds = Annotated[int, typer.Option(help="Simulated trainings.", min=1)]
 Detection = Annotated[str, typer.Option(help="Until a failure is noticed.", metavar="TIME")]
 Repair = Annotated[str | None, typer.Option(help="Until a failed group is whole again.", metavar="TIME")]
-Spares = Annotated[int, typer.Option(help="Spare groups, for the policy that uses them; `plan` tries fewer, too.", min=0)]
+Spares = Annotated[
+    int, typer.Option(help="Spare groups, for the policy that uses them; `plan` tries fewer, too.", min=0)
+]
 Stall = Annotated[str | None, typer.Option(help="How long a save holds the job; all of it by default.", metavar="TIME")]
 Rejoin = Annotated[str, typer.Option(help="How long all wait when a repaired group joins again.", metavar="TIME")]
 Domains = Annotated[
