@@ -112,10 +112,13 @@ def prism(*arguments: object) -> dict[str, Any]:
 
 
 def kept(file: Path, *arguments: object) -> dict[str, Any]:
-    """As `prism`, once: the document is kept in `file` and taken from there the next time."""
-    if not file.exists():
-        file.write_text(json.dumps(prism(*arguments)))
-    document: dict[str, Any] = json.loads(file.read_text())
+    """As `prism`, once: the document is kept in `file` and taken from there while the command stays the same."""
+    command = [str(argument) for argument in arguments]
+    known = json.loads(file.read_text()) if file.exists() else {}
+    if known.get("command") != command:
+        known = {"command": command, "document": prism(*arguments)}
+        file.write_text(json.dumps(known))
+    document: dict[str, Any] = known["document"]
     return document
 
 
