@@ -103,6 +103,10 @@ def collect(
     ] = DEFAULT_DEVICE,
     ranks: Annotated[str, typer.Option(help="Ranks to run: auto, all, or a list.")] = "auto",
     verify: Annotated[int, typer.Option(help="Inferred ranks to check.", min=0)] = 2,
+    role_tolerance: Annotated[
+        float,
+        typer.Option(help="Ranks that communicate alike and differ by so small a share are one.", min=0, max=1),
+    ] = 0.0,
     seed: Annotated[int, typer.Option(help="For drawing the ranks to check.")] = 0,
     jobs: Annotated[int, typer.Option(help="Processes at a time; 0: one per CPU.", min=0)] = 0,
     exact: Annotated[bool, typer.Option(help="Ranks exchange real values, JOBS run at a time (host device).")] = False,
@@ -123,7 +127,8 @@ def collect(
     """Build the execution graph of all ranks by running a few."""
     config = CollectConfig(
         command=command, world_size=world_size, output=output, device=device, ranks=ranks, num_verified=verify,
-        seed=seed, jobs=jobs, exact=exact, rules=rules, strict_values=strict_values, kernels=kernels or (),
+        role_tolerance=role_tolerance, seed=seed,
+        jobs=jobs, exact=exact, rules=rules, strict_values=strict_values, kernels=kernels or (),
         host_time=host_time, fork_server=fork_server, slice_size=slice_size, slice_order=slice_order, fresh=fresh,
         part=None if part is None else parse_part(part), memory_bytes=memory_limit << 20,
         executor=executor,

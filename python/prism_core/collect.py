@@ -62,6 +62,8 @@ def collect(
         heard: What ranks that ran elsewhere have told others.
     """
     start = time.monotonic_ns()
+    if not 0.0 <= config.role_tolerance <= 1.0:
+        raise ConfigError(f"--role-tolerance is a share between 0 and 1, not {config.role_tolerance}")
     if config.world_size < 1:
         raise ConfigError(f"a job has at least one rank, not {config.world_size}")
     device = parse_device(config.device)
@@ -240,6 +242,7 @@ class _Collector:
             seed=config.seed,
             may_add=config.ranks == "auto",
             compares_times=config.host_time == "constant",
+            tolerance_ppm=round(config.role_tolerance * 1_000_000),
         )
 
     def note(self, notes: Iterable[str]) -> None:
@@ -571,6 +574,8 @@ class _Collector:
             "roles": roles.num_roles,
             "role_distinction": roles.distinction,
             "role_differences": roles.differences,
+            "role_tolerance": self._config.role_tolerance,
+            "role_farthest": _farthest(roles),
             "seed": self._config.seed,
             "ranks_resumed": sorted(self._resumed),
             "bootstrap": self._bootstrap.figures(),
@@ -582,6 +587,14 @@ class _Collector:
             "notes": sorted(self._notes),
             "logs": str(self._logs),
         }
+
+
+def _farthest(roles: Roles) -> dict[str, Any] | None:
+    """How much is taken for equal that is not."""
+    if roles.farthest is None:
+        return None
+    rank, other, ppm = roles.farthest
+    return {"rank": rank, "stand_in": other, "share": ppm / 1_000_000}
 
 
 def _enumerate(ranks: Sequence[int]) -> str:

@@ -127,6 +127,8 @@ class CollectConfig:
     ranks: str = "auto"
     #: How many inferred ranks to run as a check.
     num_verified: int = 2
+    #: Ranks that communicate alike and differ by no more than this share of their time count as one role.
+    role_tolerance: float = 0.0
     seed: int = 0
     #: Processes at a time; 0 = one per CPU.
     jobs: int = 0

@@ -32,6 +32,8 @@ KEY_NAME = "collection.json"
 #: Bytes that an op of a recording takes in memory, about.
 OP_BYTES = 96
 DEFAULT_MEMORY_BYTES = 1 << 30
+#: Peaks that a recording's facts tell.
+PEAK_KEYS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_device_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +231,19 @@ class KeptRecording:
         """The first difference to another one, in words; durations and host time count or not."""
         difference: str | None = self.recording().difference(other.recording(), times=times)
         return difference
+
+    def distance_ppm(self, other: KeptRecording, *, times: bool = True) -> int | None:
+        """How far apart two ranks are that communicate alike, in millionths; none if they do not.
+
+        The larger of what lies between communications (`Recording.distance_ppm`) and of their peaks of memory.
+        """
+        distance: int | None = self.recording().distance_ppm(other.recording(), times=times)
+        return None if distance is None else max(distance, self._peaks_apart_ppm(other))
+
+    def _peaks_apart_ppm(self, other: KeptRecording) -> int:
+        mine, theirs = json.loads(self._info), json.loads(other._info)
+        peaks: list[tuple[int, int]] = [(mine.get(key) or 0, theirs.get(key) or 0) for key in PEAK_KEYS]
+        return max(-(-abs(one - two) * 1_000_000 // max(one, two, 1)) for one, two in peaks)
 
 
 @dataclass(slots=True)

@@ -35,6 +35,8 @@ class Roles:
         distinction: How roles are told apart.
         num_roles: Different programs among the representatives.
         differences: Of ranks that were taken for equal at first: what made the distinction finer.
+        farthest: Of the ranks that were run and are not quite like the one that stands for their role: that which is
+            farthest from it, that one, and the distance in millionths. None where roles are exact.
     """
 
     assignment: list[int]
@@ -42,6 +44,7 @@ class Roles:
     distinction: str
     num_roles: int
     differences: list[str] = field(default_factory=list)
+    farthest: tuple[int, int, int] | None = None
 
 
 @dataclass(slots=True)
@@ -56,6 +59,7 @@ class RoleFinder:
         seed: For drawing them.
         may_add: May other ranks be run than those that were asked for?
         compares_times: Do other durations and host time make other roles? No where times are measured.
+        tolerance_ppm: Ranks that communicate alike count as alike up to this distance (`Recording.distance_ppm`).
     """
 
     world_size: int
@@ -65,11 +69,14 @@ class RoleFinder:
     seed: int = 0
     may_add: bool = True
     compares_times: bool = True
+    tolerance_ppm: int = 0
     recordings: dict[int, Any] = field(default_factory=dict)
     differences: list[str] = field(default_factory=list)
     #: Ends of the job that are unlike all others, and ranks next to them that are like those ends.
     _alone: set[int] = field(default_factory=set)
     _num_experiments: int = 0
+    #: Distances of recordings that are not equal; none where they communicate differently.
+    _distances: dict[tuple[int, int], int | None] = field(default_factory=dict)
 
     def _run(self, ranks: Iterable[int]) -> None:
         missing = sorted(set(ranks) - set(self.recordings))
@@ -108,7 +115,8 @@ class RoleFinder:
             verified.update(drawn)
             problem = self._first_difference(sorted(verified), stand_ins)
             if not problem:
-                return self._roles(self._assign(stand_ins), sorted(verified), way.name)
+                farthest = self._farthest(stand_ins)
+                return self._roles(self._assign(stand_ins), sorted(verified), way.name, farthest)
             self._alone.clear()  # what was thought of the ends may be wrong as well
             if (better := self._explain(way, representatives, known)) is way:
                 raise RoleError(_unlike(problem))
@@ -162,25 +170,24 @@ class RoleFinder:
         mine, theirs = self._programs(way), self._programs(other)
         for rank in range(1, self.world_size - 1):
             one, two = mine.get(way.key_of(rank)), theirs.get(other.key_of(rank))
-            if one is not None and two is not None and one != two and rank not in self.recordings:
+            if one is None or two is None or rank in self.recordings:
+                continue
+            if not self._is_like(one, two):
                 return rank
         return None
 
-    def _programs(self, way: Distinction) -> dict[RoleKey, str]:
-        return {way.key_of(rank): self._digest(recording) for rank, recording in self._shared()}
+    def _programs(self, way: Distinction) -> dict[RoleKey, int]:
+        return {way.key_of(rank): rank for rank in self._shared()}
 
-    def _shared(self) -> list[tuple[int, Any]]:
-        """Recordings of ranks that may be like others. An end of the job may be special: others have to bear it out."""
+    def _shared(self) -> list[int]:
+        """Ranks that were run and may be like others. An end of the job may be special: others have to bear it out."""
         special = {0, self.world_size - 1, *self._alone} if self.world_size > 2 else self._alone
-        return [(rank, recording) for rank, recording in self.recordings.items() if rank not in special]
+        return [rank for rank in self.recordings if rank not in special]
 
     def _agrees(self, way: Distinction) -> bool:
-        """Tells whether all recordings of a role are equal."""
-        programs: dict[RoleKey, str] = {}
-        return all(programs.setdefault(way.key_of(rank), program) == program for rank, program in self._digests())
-
-    def _digests(self) -> list[tuple[int, str]]:
-        return [(rank, self._digest(recording)) for rank, recording in self._shared()]
+        """Tells whether all recordings of a role are alike."""
+        first: dict[RoleKey, int] = {}
+        return all(self._is_like(rank, first.setdefault(way.key_of(rank), rank)) for rank in self._shared())
 
     def _odd(self, way: Distinction, representatives: Mapping[RoleKey, int]) -> list[tuple[int, int]]:
         """Ranks that are not like the representative of their role, with that one."""
@@ -264,7 +271,34 @@ class RoleFinder:
             stand_ins[rank] = nearest
 
     def _is_like(self, rank: int, other: int) -> bool:
+        """Tells whether two ranks are equal, or near enough to each other."""
+        if self._is_equal(rank, other):
+            return True
+        if not self.tolerance_ppm:
+            return False
+        distance = self._distance(rank, other)
+        return distance is not None and distance <= self.tolerance_ppm
+
+    def _is_equal(self, rank: int, other: int) -> bool:
         return self._digest(self.recordings[rank]) == self._digest(self.recordings[other])
+
+    def _distance(self, rank: int, other: int) -> int | None:
+        """How far apart two ranks are that are not equal; none if they communicate differently."""
+        pair = min(rank, other), max(rank, other)
+        if pair not in self._distances:
+            one, two = (self.recordings[rank] for rank in pair)
+            self._distances[pair] = one.distance_ppm(two, times=self.compares_times)
+        return self._distances[pair]
+
+    def _farthest(self, stand_ins: Sequence[int]) -> tuple[int, int, int] | None:
+        """Of the ranks that are near enough to the one that stands for them, but not equal, the farthest."""
+        unequal = ((rank, stand_ins[rank]) for rank in sorted(self.recordings))
+        found = [
+            (rank, other, self._distance(rank, other) or 0)
+            for rank, other in unequal
+            if not self._is_equal(rank, other) and self._is_like(rank, other)
+        ]
+        return max(found, key=lambda entry: (entry[2], -entry[0]), default=None)
 
     def _digest(self, recording: Any) -> str:
         digest: str = recording.digest() if self.compares_times else recording.digest(times=False)
@@ -297,12 +331,28 @@ class RoleFinder:
         """In what two recordings differ."""
         mine, theirs = self.recordings[rank], self.recordings[other]
         found = mine.difference(theirs) if self.compares_times else mine.difference(theirs, times=False)
-        return f"rank {rank} is not like rank {other} ({found or 'their digests differ'})"
+        how = found or "their digests differ"
+        if self.tolerance_ppm:
+            distance = self._distance(rank, other)
+            apart = "they communicate differently" if distance is None else f"{distance / 10_000:g} % apart"
+            how = f"{apart}; {how}"
+        return f"rank {rank} is not like rank {other} ({how})"
 
-    def _roles(self, assignment: list[int], verified: list[int], name: str) -> Roles:
-        digests = {self._digest(recording) for recording in self.recordings.values()}
-        return Roles(assignment, verified, name, len(digests), self.differences)
+    def _roles(
+        self, assignment: list[int], verified: list[int], name: str, farthest: tuple[int, int, int] | None = None
+    ) -> Roles:
+        different: list[int] = []
+        for rank in self.recordings:
+            if not any(self._is_like(rank, other) for other in different):
+                different.append(rank)
+        if self.tolerance_ppm:
+            share = f"{self.tolerance_ppm / 10_000:g} %"
+            name += f" (ranks that communicate alike and are at most {share} apart are taken for one)"
+        return Roles(assignment, verified, name, len(different), self.differences, farthest)
 
 
 def _unlike(problem: str) -> str:
-    return f"ranks that look equal are not: {problem}; collect with --ranks all, or name the ranks to run"
+    return (
+        f"ranks that look equal are not: {problem}; collect with --ranks all, name the ranks to run, or let small "
+        "differences pass with --role-tolerance"
+    )

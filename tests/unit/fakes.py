@@ -25,6 +25,9 @@ class FakeRecording:
     def difference(self, other: FakeRecording, *, times: bool = True) -> str | None:
         return None if self.program == other.program else "op 3 differs"
 
+    def distance_ppm(self, other: FakeRecording, *, times: bool = True) -> int | None:
+        return 40 if self.num_ops == other.num_ops else None
+
     def info_json(self) -> str:
         return json.dumps(self.info)
 

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prism_core import slicing
 from prism_core.errors import ConfigError, RankFailedError, SessionError
-from prism_core.parts import OP_BYTES, Part, PartFolder, RecordingShelf
+from prism_core.parts import OP_BYTES, KeptRecording, Part, PartFolder, RecordingShelf
 from prism_core.report import part_text
 
 #: Connects, says that it ran, and dies where a file says so.
@@ -190,6 +190,18 @@ def test_recordings_beyond_the_limit_are_read_from_disk(tmp_path: Path) -> None:
     (tmp_path / "parts/rank-000002.part").unlink()
     with pytest.raises(SessionError, match="recording of rank 2 is gone"):
         handles[2].recording()
+
+
+def test_ranks_are_as_far_apart_as_programs_or_peaks_of_memory(tmp_path: Path) -> None:
+    kept = RecordingShelf(None, fakes.FakeRecording.from_bytes)
+
+    def put(rank: int, num_ops: int = 7, **peaks: int | None) -> KeptRecording:
+        return kept.put(fakes.FakeRecording(rank, "a", {"rank": rank, **peaks}, num_ops), None)
+
+    usual = put(0, peak_allocated_bytes=1 << 30, peak_device_bytes=None)
+    assert usual.distance_ppm(put(1, peak_allocated_bytes=1 << 30)) == 40
+    assert usual.distance_ppm(put(2, peak_allocated_bytes=(1 << 30) - (1 << 20))) == 977
+    assert usual.distance_ppm(put(3, num_ops=8, peak_allocated_bytes=1 << 30)) is None
 
 
 @given(

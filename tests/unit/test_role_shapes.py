@@ -178,7 +178,7 @@ def test_a_rank_that_disagrees_with_its_role_is_named_with_the_op() -> None:
         find(mesh, lambda rank: "odd" if rank == 77 else "usual", [], num_verified=127)
     text = str(caught.value)
     assert re.search(r"rank 77 is not like rank \d+ \(op 3: odd against usual\)", text)
-    assert text.endswith("collect with --ranks all, or name the ranks to run")
+    assert text.endswith("or let small differences pass with --role-tolerance")
 
 
 def test_measured_times_make_no_roles() -> None:
@@ -199,3 +199,53 @@ def test_measured_times_make_no_roles() -> None:
     assert all(mesh.place(roles.assignment[rank])[2] == mesh.place(rank)[2] for rank in range(mesh.world))
     with pytest.raises(RoleError, match="ranks that look equal are not"):
         infer(compares_times=True)
+
+
+@dataclass
+class PiecesOfOptimizer(FakeRecording):
+    """A rank of a stage with so many millionths more to copy than others."""
+
+    extra: int = 0
+
+    def digest(self, *, times: bool = True) -> str:
+        return f"{self.program} {self.extra}"
+
+    def distance_ppm(self, other: PiecesOfOptimizer, *, times: bool = True) -> int | None:
+        return abs(self.extra - other.extra) if self.program == other.program else None
+
+
+def find_near(mesh: Mesh, extra_of: Callable[[int], int], tolerance_ppm: int) -> tuple[RoleFinder, Roles]:
+    def run(ranks: Sequence[int]) -> list[PiecesOfOptimizer]:
+        return [PiecesOfOptimizer(rank, mesh.place(rank)[2], extra=extra_of(rank)) for rank in ranks]
+
+    search = RoleFinder(world_size=mesh.world, gpus_per_node=8, run=run, tolerance_ppm=tolerance_ppm)
+    positions = Positions(mesh.groups(), mesh.world)
+    first = sorted({0, mesh.world // 2, mesh.world - 1})
+    return search, search.infer(first, mesh.world // 2, lambda seen: Explanations(positions, seen.rank, [PIPELINE], 8))
+
+
+def test_ranks_that_communicate_alike_pass_for_one_role_as_far_apart_as_is_said() -> None:
+    """The distributed optimizer: every data-parallel rank has pieces of its own; a stage's first rank has the most."""
+    mesh = Mesh(tp=2, dp=256, pp=4)
+    search, roles = find_near(mesh, lambda rank: mesh.place(rank)[1] % 97, tolerance_ppm=1000)
+    assert len(search.recordings) <= 12 and roles.num_roles == 4
+    assert all(mesh.place(stand_in)[2] == mesh.place(rank)[2] for rank, stand_in in enumerate(roles.assignment))
+    assert roles.farthest is not None
+    rank, stand_in, ppm = roles.farthest
+    assert ppm == abs(mesh.place(rank)[1] % 97 - mesh.place(stand_in)[1] % 97) > 0
+    assert roles.distinction.endswith("are at most 0.1 % apart are taken for one)")
+
+
+def test_ranks_further_apart_are_still_told_apart_or_named_with_the_distance() -> None:
+    mesh = Mesh(tp=2, dp=256, pp=4)
+    _, roles = find_near(mesh, lambda rank: 5000 * mesh.place(rank)[0], tolerance_ppm=1000)
+    assert all(mesh.place(stand_in)[0] == mesh.place(rank)[0] for rank, stand_in in enumerate(roles.assignment))
+    assert roles.num_roles == 8
+    with pytest.raises(RoleError, match=r"rank \d+ is not like rank \d+ \([\d.]+ % apart; "):
+        find_near(mesh, lambda rank: 5000 * (mesh.place(rank)[1] * 31 % 97), tolerance_ppm=1000)
+
+
+def test_without_a_tolerance_equal_means_equal() -> None:
+    mesh = Mesh(tp=2, dp=256, pp=4)
+    with pytest.raises(RoleError, match="ranks that look equal are not"):
+        find_near(mesh, lambda rank: mesh.place(rank)[1] * 31 % 97, tolerance_ppm=0)

@@ -192,6 +192,14 @@ impl Recording {
         py.detach(|| if times { self.inner.difference(&other) } else { self.inner.difference_without_times(&other) })
     }
 
+    /// How far apart two ranks are that communicate alike, in millionths of what they do in between; None if they do not. Without
+    /// `times` ops are counted.
+    #[pyo3(signature = (other, *, times=true))]
+    fn distance_ppm(&self, py: Python<'_>, other: PyRef<'_, Self>, times: bool) -> Option<u64> {
+        let other = Arc::clone(&other.inner);
+        py.detach(|| self.inner.distance_ppm(&other, times))
+    }
+
     /// The same recording, knowing when its collectives ended: op and ns since its program began. `assemble` brings such
     /// recordings to one clock.
     fn with_ends(&self, ends: Vec<(u32, i64)>) -> Self {
