@@ -102,6 +102,13 @@ def _table(rows: Iterable[tuple[str, str]]) -> str:
     return "\n".join(f"{name:<{width}}  {value}" for name, value in kept)
 
 
+def tolerance_rows(farthest: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
+    """How much was taken for equal that is not."""
+    if farthest is not None:
+        text = f"rank {farthest['rank']} is {farthest['share']:.3%} from rank {farthest['stand_in']}, its stand-in"
+        yield "nearly alike", f"{text}: the farthest of those that ran"
+
+
 def collect_text(document: Mapping[str, Any]) -> str:
     """What `prism collect` prints."""
     rows = [
@@ -109,6 +116,7 @@ def collect_text(document: Mapping[str, Any]) -> str:
         ("ranks", f"{document['world_size']}: {len(document['ranks_run'])} run, {document['ranks_inferred']} inferred"),
         ("verified on", ", ".join(map(str, document["ranks_verified"])) or "no rank: none was inferred"),
         ("roles", f"{document['roles']}, told apart by {document['role_distinction']}"),
+        *tolerance_rows(document.get("role_farthest")),
         ("ops", f"{document['ops']:,}"),
         *(row for rank in document["ranks"] for row in _collected_rank_rows(rank)),
         *job_rows(document.get("memory")),

@@ -12,6 +12,7 @@ import fakes
 import pytest
 from prism_core import cli, doctor
 from prism_core.errors import ConfigError, GraphFormatError
+from prism_core.report import tolerance_rows
 
 PROGRAM = ["--", "sh", "-c", fakes.CONNECT]
 
@@ -35,6 +36,18 @@ def test_collect_prints_one_document_or_a_text(prism: Any, tmp_path: Path) -> No
     code, out, err = prism(*options, *PROGRAM)
     assert code == 0 and "16: 5 run, 11 inferred" in out
     assert "running ranks 0, 8, 15 of 16 ranks" in err
+
+
+def test_a_role_tolerance_is_a_share(prism: Any, tmp_path: Path) -> None:
+    options = ["collect", "--world-size", 2, "--role-tolerance", 5, "-o", tmp_path / "job.prism"]
+    code, _, err = prism(*options, *PROGRAM)
+    assert code == 2 and "--role-tolerance" in err
+
+
+def test_what_passed_for_alike_is_said() -> None:
+    rows = dict(tolerance_rows({"rank": 7, "stand_in": 5, "share": 0.00117}))
+    assert rows == {"nearly alike": "rank 7 is 0.117% from rank 5, its stand-in: the farthest of those that ran"}
+    assert not list(tolerance_rows(None))
 
 
 @pytest.mark.usefixtures("fake_engine", "graph")
