@@ -67,6 +67,18 @@ def test_bars_are_for_terminals_and_can_be_switched_off(sweep: Path, prism: Any)
     assert (code, err) == (0, ""), "not on a terminal"
 
 
+def test_an_import_shows_how_much_it_has_read(tmp_path: Path) -> None:
+    event = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 1, "dur": 5}
+    trace = {"distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": [{**event, "args": {"stream": 7}}]}
+    # The bar counts MiB: white space is read, too.
+    (tmp_path / "rank0.json").write_text(json.dumps(trace) + " " * (3 << 20))
+    out, shown = on_a_terminal("import", "kineto", "rank0.json", "-o", "job.prism", cwd=tmp_path)
+    assert "prism: MiB read" in shown and "/3" in shown and out.startswith("job.prism: 1 ranks")
+    assert shown.rstrip().endswith(("\x1b[2K", "\x1b[?25h")), "the bar goes away, the cursor is back"
+    _, shown = on_a_terminal("import", "kineto", "rank0.json", "-o", "b.prism", "--no-progress", cwd=tmp_path)
+    assert shown == ""
+
+
 def test_when_bars_are_of_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")

@@ -49,7 +49,7 @@ def import_kineto(
         ConfigError: A file is no trace, two files are of one rank, or they do not fit together.
         OSError: A file cannot be read or written.
     """
-    paths = _paths(sources)
+    paths, beside = _paths(sources), _paths(execution_traces)
     if not paths:
         raise ConfigError("no trace is named")
     options = {
@@ -57,11 +57,11 @@ def import_kineto(
         "world_size": world_size,
         "profile": None if profile is None else read_profile(profile),
         "keep_unmatched": keep_unmatched,
-        "execution_traces": _paths(execution_traces),
+        "execution_traces": beside,
     }
     counter = _native.ReadCounter()
     bars = Progress(enabled=wants_progress(progress))
-    with bars.watched("MiB read", _size(paths) >> 20 if bars.enabled else None, lambda: counter.bytes() >> 20):
+    with bars.watched("MiB read", _size([*paths, *beside]) >> 20 if bars.enabled else None, lambda: counter.bytes() >> 20):
         graph, account = _native.import_kineto(paths, json.dumps(options), counter)
     document: dict[str, Any] = json.loads(account)
     if output is not None:

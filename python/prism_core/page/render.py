@@ -34,7 +34,14 @@ _PARTS = {
     "host": ("host", "host"),
     "idle": ("idle", "idle"),
 }
-_CLASSES = {"gemm": "compute", "kernel": "compute2", "operator": "compute3", "memcpy": "compute4", "memset": "compute4"}
+_CLASSES = {
+    "gemm": "compute",
+    "kernel": "compute2",
+    "operator": "compute3",
+    "memcpy": "compute4",
+    "memset": "compute4",
+    "wait": "waiting",
+}
 #: Part of the iteration from which a straggler is shown, as in a diagnosis.
 _NOTICEABLE = 0.005
 _PROVENANCE = {"measured": "good", "imported": "compute", "modelled": "compute2", "default": "host"}

@@ -7,6 +7,7 @@
 //!
 //! Rank = tp + TP x dp, as in [`crate::simai`]; files of one pipeline stage only.
 
+use crate::cluster::profile_or_default;
 use crate::kineto::event::CommKind;
 use crate::kineto::read::kind_of_call;
 use crate::simai::{Group, Options, Summary, add_comms};
@@ -14,7 +15,6 @@ use crate::{ImportError, input};
 use prism_engine::graph::op::{CollectiveKind, ComputeClass, DataType, Op, OpKind, Provenance, ReduceOp};
 use prism_engine::graph::{Graph, GraphBuilder};
 use prism_engine::ids::{CommId, NameId, Rank, SlotId, StreamId};
-use prism_engine::profile::Profile;
 use prism_engine::units::SimTime;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -177,10 +177,7 @@ fn build(
         }
     }
     let mut graph = GraphBuilder::new(world);
-    let profile = match &options.profile {
-        Some(profile) => profile.clone(),
-        None => Profile::builtin("h100-sxm").map_err(|error| ImportError::unfit(error.to_string()))?,
-    };
+    let profile = profile_or_default(options.profile.as_ref())?;
     graph.set_meta("profile", profile.to_toml());
     graph.set_meta("source", "aicb");
     let mut comms: Vec<Vec<CommId>> = vec![Vec::new(); world as usize];

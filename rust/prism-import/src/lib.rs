@@ -11,6 +11,7 @@
 pub mod aicb;
 pub mod calibrate;
 pub mod chakra;
+mod cluster;
 pub mod error;
 pub mod input;
 pub mod json;

@@ -9,6 +9,7 @@
 //! Rank = tp + TP x dp; an expert-parallel group is `EP` neighbours in the data-parallel direction. Pipeline stages are not in this
 //! form: the file is of one stage, and so is the job.
 
+use crate::cluster::profile_or_default;
 use crate::{ImportError, aicb, input};
 use prism_engine::graph::op::{CollectiveKind, ComputeClass, DataType, Op, OpKind, Provenance, ReduceOp};
 use prism_engine::graph::{Graph, GraphBuilder};
@@ -178,10 +179,7 @@ fn build(header: &Header, layers: &[Layer], options: &Options) -> Result<(Graph,
     }
     let data = world_size / tensor;
     let mut graph = GraphBuilder::new(world_size);
-    let profile = match &options.profile {
-        Some(profile) => profile.clone(),
-        None => Profile::builtin("h100-sxm").map_err(|error| ImportError::unfit(error.to_string()))?,
-    };
+    let profile = profile_or_default(options.profile.as_ref())?;
     graph.set_meta("profile", profile.to_toml());
     graph.set_meta("source", "simai");
     let sizes = BTreeMap::from([

@@ -301,7 +301,7 @@ fn parameters(path: &Path, culprit: Option<&Culprit>) -> Vec<Parameter> {
     let mut uses_network = false;
     for segment in &path.segments {
         match segment.spent {
-            Spent::Compute { class } => _ = classes.insert(class),
+            Spent::Compute { class } if !class.is_fixed() => _ = classes.insert(class),
             Spent::Collective { .. } | Spent::Message { .. } => uses_network = true,
             _ => {}
         }
@@ -394,6 +394,7 @@ fn words_of_all(spent: Spent) -> String {
 
 fn words(spent: Spent) -> String {
     match spent {
+        Spent::Compute { class } if class.is_fixed() => "recorded waits".to_owned(),
         Spent::Compute { class } => format!("{class:?} compute").to_lowercase(),
         Spent::Collective { communicator } => format!("collectives of communicator {communicator}"),
         Spent::Message { communicator } => format!("messages of communicator {communicator}"),

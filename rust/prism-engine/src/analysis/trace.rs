@@ -14,7 +14,7 @@ use crate::replay::{Contention, ReplayOptions, check_events, placed};
 use crate::sim::{Call, LaunchSpan, NetworkRules, Peers, SimError, SimOptions, SimReport, Simulation, Span};
 use crate::units::SimTime;
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -152,6 +152,7 @@ impl JobTrace {
         let traced = self.perturbed.as_ref().map(|by_rank| Rc::clone(&by_rank[rank as usize]));
         let own: Durations = self.graph.rank_overrides(Rank(rank)).collect();
         let factor = self.slow.get(&Rank(rank)).copied().filter(|factor| factor.to_bits() != 1f64.to_bits());
+        let fixed = if factor.is_some() { self.graph.fixed_ops(Rank(rank)) } else { BTreeSet::new() };
         let find = |among: &Durations, op: u32| {
             let at = among.binary_search_by_key(&op, |(op, _)| *op).ok()?;
             Some(among[at].1)
@@ -161,7 +162,7 @@ impl JobTrace {
                 return duration;
             }
             let duration = find(&own, op).unwrap_or(common);
-            factor.map_or(duration, |factor| duration.scaled(factor))
+            factor.filter(|_| !fixed.contains(&op)).map_or(duration, |factor| duration.scaled(factor))
         }
     }
 
@@ -437,7 +438,7 @@ impl JobTrace {
         let duration = self.duration_of(rank);
         let own = self.plan(rank).nodes.iter().zip(times).filter(|(_, time)| **time > window.0 && **time <= window.1);
         own.fold(SimTime::ZERO, |sum, (node, _)| match node.kind {
-            NodeKind::Compute { duration: common, .. } => sum + duration(node.op, common),
+            NodeKind::Compute { duration: common, class } if !class.is_fixed() => sum + duration(node.op, common),
             _ => sum,
         })
     }

@@ -48,14 +48,14 @@ pub enum OverlapError {
 #[serde(try_from = "Table", into = "Table")]
 pub struct Overlap {
     /// In millionths, by class.
-    ppm: [u32; 5],
+    ppm: [u32; ComputeClass::COUNT],
     /// Where the factors come from.
     pub provenance: FactorProvenance,
 }
 
 impl Default for Overlap {
     fn default() -> Self {
-        Self { ppm: [ONE; 5], provenance: FactorProvenance::Default }
+        Self { ppm: [ONE; ComputeClass::COUNT], provenance: FactorProvenance::Default }
     }
 }
 
@@ -114,7 +114,7 @@ impl Overlap {
     /// Does nothing change?
     #[must_use]
     pub fn is_none(&self) -> bool {
-        self.ppm == [ONE; 5]
+        self.ppm == [ONE; ComputeClass::COUNT]
     }
 
     /// The factor of a class, in millionths.

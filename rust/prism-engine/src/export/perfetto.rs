@@ -76,11 +76,14 @@ pub fn write(timeline: &Timeline, out: &mut impl Write) -> io::Result<()> {
         let track = Message::default().number(1, counter_track(*rank)).text(2, "device memory");
         packet(descriptor(&track.number(5, process_track(*rank)).message(8, &counter)))?;
     }
+    // Threads of different ranks must not have one number, none may have a process's, and readers may keep 32 bits of it.
+    let mut tid = timeline.ranks.iter().max().map_or(0, |rank| pid(*rank));
     let mut last = None;
     for slice in &timeline.slices {
         if last != Some((slice.rank, slice.track)) {
             last = Some((slice.rank, slice.track));
-            packet(thread(slice))?;
+            tid += 1;
+            packet(thread(slice, tid))?;
         }
         packet(event(slice.start, &begin(slice)))?;
         packet(event(slice.end, &Message::default().number(9, END).number(11, track_of(slice))))?;
@@ -138,13 +141,11 @@ fn begin(slice: &Slice) -> Message {
     }
 }
 
-fn thread(slice: &Slice) -> Message {
-    let (number, name) = match slice.track {
-        Track::Host => (1, "host waits".to_owned()),
-        Track::Stream(stream) => (u64::from(stream) + 2, format!("stream {stream}")),
+fn thread(slice: &Slice, tid: u64) -> Message {
+    let name = match slice.track {
+        Track::Host => "host waits".to_owned(),
+        Track::Stream(stream) => format!("stream {stream}"),
     };
-    // Threads of different ranks must not have one number.
-    let tid = pid(slice.rank) << 20 | number;
     let thread = Message::default().number(1, pid(slice.rank)).number(2, tid).text(5, &name);
     descriptor(&Message::default().number(1, track_of(slice)).number(5, process_track(slice.rank)).message(4, &thread))
 }

@@ -35,6 +35,7 @@ fn class_name(class: ComputeClass) -> &'static str {
         ComputeClass::Operator => "operator",
         ComputeClass::Memcpy => "memcpy",
         ComputeClass::Memset => "memset",
+        ComputeClass::Wait => "wait",
     }
 }
 

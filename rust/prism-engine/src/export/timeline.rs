@@ -131,7 +131,8 @@ impl Timeline {
                 let op = program.op(op as usize);
                 let OpKind::Compute { name, class, .. } = op.kind else { return };
                 let name = self.intern(graph.name(name));
-                let (track, detail) = (Track::Stream(op.stream.0), Detail::Compute(class));
+                let detail = if class.is_fixed() { Detail::Wait } else { Detail::Compute(class) };
+                let track = Track::Stream(op.stream.0);
                 self.slices.push(Slice { rank, track, name, start, end, detail, flow: None });
             }
             NodeView::Point { op, time } => {

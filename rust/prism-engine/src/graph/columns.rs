@@ -305,8 +305,7 @@ pub(crate) fn provenance(value: u8) -> Option<Provenance> {
 
 /// The compute class with this number.
 pub(crate) fn compute_class(value: u8) -> Option<ComputeClass> {
-    use ComputeClass as C;
-    [C::Kernel, C::Gemm, C::Operator, C::Memcpy, C::Memset].into_iter().find(|class| *class as u8 == value)
+    ComputeClass::ALL.get(usize::from(value)).copied()
 }
 
 /// The reduction with this number; unlike NCCL's own numbering nothing above the last is accepted.

@@ -130,4 +130,22 @@ pub enum ComputeClass {
     Memcpy = 3,
     /// Fill.
     Memset = 4,
+    /// A wait of known length that is no work of the device: what a recorded communication took beyond the network's model, or
+    /// what a recording does not explain. Nothing that makes computing slower stretches it.
+    Wait = 5,
+}
+
+impl ComputeClass {
+    /// How many there are; they are numbered from 0.
+    pub const COUNT: usize = 6;
+
+    /// All, by number.
+    pub const ALL: [Self; Self::COUNT] =
+        [Self::Kernel, Self::Gemm, Self::Operator, Self::Memcpy, Self::Memset, Self::Wait];
+
+    /// Does it last equally long on a rank that computes slower?
+    #[must_use]
+    pub const fn is_fixed(self) -> bool {
+        matches!(self, Self::Wait)
+    }
 }

@@ -2,11 +2,11 @@
 
 use crate::graph::Graph;
 use crate::graph::columns::{Indices, OpRow, tag};
-use crate::graph::op::Op;
+use crate::graph::op::{Op, OpKind};
 use crate::graph::packed::{Head, Packed};
 use crate::ids::{CommId, NameId, Rank, StreamId, TemplateId};
 use crate::units::SimTime;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// Indices that are out of range panic, as for slices: the ids come from this graph.
@@ -60,6 +60,13 @@ impl Graph {
     /// for each op of the program for which many ranks have one.
     pub fn rank_overrides(&self, rank: Rank) -> impl Iterator<Item = (u32, SimTime)> + '_ {
         self.overrides.of(rank.0, self.ranks.template[rank.index()])
+    }
+
+    /// Compute ops of a rank's program that no slow-down of the rank stretches, by index. O(ops of the program).
+    pub(crate) fn fixed_ops(&self, rank: Rank) -> BTreeSet<u32> {
+        let is_fixed = |op: &Op| matches!(op.kind, OpKind::Compute { class, .. } if class.is_fixed());
+        let ops = self.template(self.rank_template(rank));
+        (0..).zip(ops.iter()).filter(|(_, op)| is_fixed(op)).map(|(index, _)| index).collect()
     }
 
     /// Text of a kernel or operator name.

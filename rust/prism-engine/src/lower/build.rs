@@ -165,7 +165,8 @@ impl<'a> Builder<'a> {
         match op.kind {
             OpKind::Compute { duration, class, provenance, .. } => {
                 let duration = own.unwrap_or(duration);
-                let duration = walk.factor.map_or(duration, |factor| duration.scaled(factor));
+                let duration =
+                    walk.factor.filter(|_| !class.is_fixed()).map_or(duration, |factor| duration.scaled(factor));
                 self.on_stream(walk, op.stream, Work::Compute(class, provenance), duration, None);
             }
             OpKind::Collective { slot, kind, dtype, reduce, root, count, group } => {

@@ -3,6 +3,7 @@
 use super::maths::exp;
 use super::scope::{ComputeSite, RankSet};
 use super::{Rule, StreamState};
+use crate::graph::op::ComputeClass;
 use crate::ids::Rank;
 use crate::units::SimTime;
 
@@ -34,7 +35,7 @@ pub struct ThermalThrottle {
     /// Power at rest.
     pub idle_w: f64,
     /// Power at full clock by class of work, in the order of the classes.
-    pub power_w: [f64; 5],
+    pub power_w: [f64; ComputeClass::COUNT],
     /// Clock steps in millionths of the full clock, falling; the first is the full clock.
     pub clocks_ppm: Vec<u32>,
     /// Time between two decisions about the clock.

@@ -295,7 +295,7 @@ fn throttle(fields: &mut Fields) -> Result<ThermalThrottle, PerturbError> {
     } else {
         resting_c
     };
-    let mut power_w = [power; 5];
+    let mut power_w = [power; ComputeClass::COUNT];
     if let Some(mut by_class) = fields.table("class_power_w")? {
         for ((name, _), power) in CLASSES.iter().zip(&mut power_w) {
             if by_class.has(name) {

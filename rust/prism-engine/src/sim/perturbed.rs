@@ -66,6 +66,9 @@ impl Perturber {
         start: SimTime,
         duration: SimTime,
     ) -> SimTime {
+        if op.class.is_fixed() {
+            return duration;
+        }
         let site = ComputeSite {
             rank: Rank(rank),
             stream: StreamId(op.stream),

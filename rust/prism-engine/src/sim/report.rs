@@ -100,16 +100,9 @@ impl Account {
     pub(super) fn device_time(&self) -> DeviceTime {
         const PROVENANCES: [Provenance; 4] =
             [Provenance::Measured, Provenance::Imported, Provenance::Modelled, Provenance::Default];
-        const CLASSES: [ComputeClass; 5] = [
-            ComputeClass::Kernel,
-            ComputeClass::Gemm,
-            ComputeClass::Operator,
-            ComputeClass::Memcpy,
-            ComputeClass::Memset,
-        ];
         let ns = |ps: i128| i64::try_from(ps / 1000).unwrap_or(i64::MAX);
         let provenances = PROVENANCES.into_iter().map(|p| (p, ns(self.by_provenance[p as usize])));
-        let classes = CLASSES.into_iter().map(|class| (class, ns(self.by_class[class as usize])));
+        let classes = ComputeClass::ALL.into_iter().map(|class| (class, ns(self.by_class[class as usize])));
         DeviceTime {
             by_provenance: provenances.filter(|(_, time)| *time > 0).collect(),
             by_class: classes.filter(|(_, time)| *time > 0).collect(),

@@ -132,7 +132,7 @@ pub(super) struct GroupState {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Account {
     pub(super) by_provenance: [i128; 4],
-    pub(super) by_class: [i128; 5],
+    pub(super) by_class: [i128; ComputeClass::COUNT],
     pub(super) communication: i128,
     /// Ops evaluated, each counted once per lane.
     pub(super) ops: u64,

@@ -7,7 +7,7 @@ use crate::graph::Graph;
 use crate::ids::Rank;
 use crate::units::SimTime;
 use rustc_hash::FxHashMap;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Stretched durations kept for use again.
 const KEPT: usize = 128;
@@ -17,6 +17,8 @@ const KEPT: usize = 128;
 pub(super) struct Speeds {
     /// Slow-down factors other than 1, ascending by index.
     slow: Vec<(u32, f64)>,
+    /// Ops that the factors do not stretch; kept where there are factors.
+    fixed: BTreeSet<u32>,
     /// Durations of single ranks by op, ascending by index.
     overrides: BTreeMap<u32, Vec<(u32, SimTime)>>,
     /// Durations of every rank and their sum, by op, where templates differ.
@@ -86,12 +88,20 @@ impl Speeds {
                 speeds.slow.push((at as u32, factor));
             }
         }
+        if let Some((at, _)) = speeds.slow.first() {
+            speeds.fixed = graph.fixed_ops(Rank(ranks[*at as usize]));
+        }
         for (op, mut own) in own {
-            speeds.slow.iter().for_each(|(at, factor)| own[*at as usize] = own[*at as usize].scaled(*factor));
+            speeds.of_op(op).iter().for_each(|(at, factor)| own[*at as usize] = own[*at as usize].scaled(*factor));
             let total = sum(&own);
             speeds.own.insert(op, (own, total));
         }
         Ok(speeds)
+    }
+
+    /// The factors that stretch an op.
+    fn of_op(&self, op: u32) -> &[(u32, f64)] {
+        if self.fixed.contains(&op) { &[] } else { &self.slow }
     }
 
     /// Which durations an op has on `len` ranks. Where ranks differ, they are made ready for [`Self::each`]; `None` if those made
@@ -100,10 +110,11 @@ impl Speeds {
         if self.own.contains_key(&op) {
             return Some(Pace::Each);
         }
-        if self.overrides.contains_key(&op) || (!self.slow.is_empty() && self.slow.len() * 8 <= len) {
+        let num_slow = self.of_op(op).len();
+        if self.overrides.contains_key(&op) || (num_slow > 0 && num_slow * 8 <= len) {
             return Some(Pace::Few);
         }
-        if self.slow.is_empty() {
+        if num_slow == 0 {
             return Some(Pace::Same);
         }
         if !self.stretched.contains_key(&common) {
@@ -127,23 +138,23 @@ impl Speeds {
             return Durations::Each(each, total);
         }
         let own = self.overrides.get(&op).map_or(&[][..], Vec::as_slice);
-        if own.is_empty() && self.slow.is_empty() {
+        let slow = if self.fixed.contains(&op) { &[][..] } else { &self.slow };
+        if own.is_empty() && slow.is_empty() {
             return Durations::Same;
         }
-        if (own.len() + self.slow.len()) * 8 <= len || len == 1 {
+        if (own.len() + slow.len()) * 8 <= len || len == 1 {
             self.few.clear();
-            merge(&mut self.few, common, own, &self.slow);
+            merge(&mut self.few, common, own, slow);
             return Durations::Few(&self.few);
         }
         if own.is_empty() {
             if self.stretched.len() >= KEPT && !self.stretched.contains_key(&common) {
                 self.stretched.clear();
             }
-            let slow = &self.slow;
             let (each, total) = self.stretched.entry(common).or_insert_with(|| each(common, &[], slow, len));
             return Durations::Each(each, total);
         }
-        self.each = each(common, own, &self.slow, len);
+        self.each = each(common, own, slow, len);
         Durations::Each(&self.each.0, &self.each.1)
     }
 
@@ -176,7 +187,8 @@ impl Speeds {
             index.push(*counter);
             *counter += 1;
         }
-        let mut other = Self { slow: part(&mut self.slow, moved, &index), ..Self::default() };
+        let mut other =
+            Self { slow: part(&mut self.slow, moved, &index), fixed: self.fixed.clone(), ..Self::default() };
         for (op, entries) in &mut self.overrides {
             let theirs = part(entries, moved, &index);
             if !theirs.is_empty() {

@@ -11,6 +11,7 @@ pub mod order;
 pub mod read;
 pub mod write;
 
+use crate::cluster::profile_or_default;
 use crate::notes::Notes;
 use crate::{ImportError, input};
 use indexmap::IndexMap;
@@ -156,10 +157,7 @@ impl Importer {
 
     fn build(mut self, options: &Options) -> Result<(Graph, Summary), ImportError> {
         let mut builder = GraphBuilder::new(self.world_size);
-        let profile = match &options.profile {
-            Some(profile) => profile.clone(),
-            None => Profile::builtin("h100-sxm").map_err(|error| ImportError::unfit(error.to_string()))?,
-        };
+        let profile = profile_or_default(options.profile.as_ref())?;
         builder.set_meta("profile", profile.to_toml());
         builder.set_meta("source", "chakra");
         let files = std::mem::take(&mut self.files);

@@ -270,7 +270,7 @@ impl<'a> Builder<'a> {
                     let kind = OpKind::Compute {
                         duration: SimTime::from_ns(rest),
                         name: beyond,
-                        class: ComputeClass::Kernel,
+                        class: ComputeClass::Wait,
                         provenance: Provenance::Imported,
                     };
                     ops.push(Op { host_gap: SimTime::ZERO, stream: StreamId(*stream), kind });

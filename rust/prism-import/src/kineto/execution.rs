@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 /// Most ranks of a group that stands for the whole world.
 const MAX_RANKS: u64 = 1 << 22;
@@ -76,13 +77,13 @@ pub fn is_execution_trace(path: &Path) -> Result<bool, ImportError> {
         && !start.contains("\"traceEvents\""))
 }
 
-/// Reads a file as a stream. Memory: what it says of communications.
+/// Reads a file as a stream; its bytes are added to `progress`. Memory: what it says of communications.
 ///
 /// # Errors
 /// It cannot be read, or is no execution trace.
-pub fn read(path: &Path) -> Result<ExecutionTrace, ImportError> {
+pub fn read(path: &Path, progress: Option<Arc<AtomicU64>>) -> Result<ExecutionTrace, ImportError> {
     let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    read_stream(crate::input::open(path)?, path, file)
+    read_stream(crate::input::open_counted(path, progress)?, path, file)
 }
 
 fn read_stream(stream: impl BufRead, path: &Path, file: String) -> Result<ExecutionTrace, ImportError> {
@@ -330,6 +331,7 @@ fn of_annotation(name: &str, inputs: Values<'_>) -> CommMeta {
 /// A file cannot be read or is none; its rank cannot be told; two are of one rank.
 pub(super) fn join_all(
     files: &[PathBuf],
+    progress: Option<&Arc<AtomicU64>>,
     traces: &mut BTreeMap<u32, RankTrace>,
     overrides: &BTreeMap<String, u32>,
     names: &Names,
@@ -338,7 +340,7 @@ pub(super) fn join_all(
     let mut total = Joined::default();
     let mut owners: BTreeMap<u32, String> = BTreeMap::new();
     for path in files {
-        let mut execution = read(path)?;
+        let mut execution = read(path, progress.cloned())?;
         notes.merge(std::mem::take(&mut execution.notes));
         let rank = rank_of(&execution, traces, overrides)?;
         if let Some(other) = owners.insert(rank, execution.file.clone()) {

@@ -19,6 +19,7 @@ mod summary;
 
 pub use summary::{Late, Summary};
 
+use crate::cluster::{DEFAULT_PROFILE, builtin};
 use crate::notes::Notes;
 use crate::{ImportError, input};
 use assemble::{Job, assemble};
@@ -114,8 +115,8 @@ fn import_joined(
     let (of_executions, of_traces) = options.ranks.clone().into_iter().partition(|(name, _)| is_execution(name));
     let ranks = ranks::assign(&traces, &of_traces, &mut notes)?;
     let mut recorded = Recorded::new(traces.into_iter().zip(ranks).map(|(trace, rank)| (rank, trace)).collect(), names);
-    recorded.joined =
-        execution::join_all(executions, &mut recorded.traces, &of_executions, &recorded.names, &mut notes)?;
+    let (progress, traces) = (options.progress.as_ref(), &mut recorded.traces);
+    recorded.joined = execution::join_all(executions, progress, traces, &of_executions, &recorded.names, &mut notes)?;
     recorded.world_size = world_size(&recorded.traces, options)?;
     recorded.prepare(&mut notes)?;
     let matching = match_records(&recorded.records, &recorded.groups);
@@ -238,11 +239,12 @@ impl Recorded {
         let device = self.traces.values().find_map(|trace| trace.device.as_deref());
         let name = device.and_then(network::profile_of_device).unwrap_or_else(|| {
             notes.add("profile_assumed", || {
-                format!("no built-in profile for {}; the network is that of h100-sxm", device.unwrap_or("the device"))
+                let device = device.unwrap_or("the device");
+                format!("no built-in profile for {device}; the network is that of {DEFAULT_PROFILE}")
             });
-            "h100-sxm"
+            DEFAULT_PROFILE
         });
-        let mut profile = Profile::builtin(name).map_err(|error| ImportError::unfit(error.to_string()))?;
+        let mut profile = builtin(name)?;
         // What NCCL chose is in the recorded times; tables of a version do not follow the network's numbers.
         (profile.network.tuning, profile.network.nccl) = (Tuning::Fastest, NcclSettings::default());
         Ok(profile)

@@ -366,7 +366,7 @@ impl<'a> Writer<'a> {
         let mut begin = issued.max(ready);
         if start - begin > TURNAROUND {
             let duration = start - begin;
-            let class = ComputeClass::Kernel;
+            let class = ComputeClass::Wait;
             self.draft_at(issue, stream, DraftWhat::Op(What::Compute { duration, name: self.source.wait_name, class }));
             notes.add("unexplained_waits", || {
                 let (rank, name, us) = (self.source.rank, self.name(&activity), duration / 1000);

@@ -2,8 +2,11 @@
 
 use crate::support::{Trace, dlrm, import_folder, shared};
 use prism_engine::collective::uniform_cost;
+use prism_engine::contention::Contention;
 use prism_engine::graph::Graph;
+use prism_engine::graph::op::ComputeClass;
 use prism_engine::ids::Rank;
+use prism_engine::perturb::{Perturbations, World};
 use prism_engine::profile::Profile;
 use prism_engine::replay::{ReplayOptions, replay};
 use prism_import::kineto::{Options, import};
@@ -235,4 +238,55 @@ fn what_a_collective_took_beyond_the_profile_stays_with_another_network() {
     let modelled = uniform_cost(&shape, &call).as_ns();
     assert!(modelled <= 3_000_000, "the profile must not be slower than the recording: {modelled}");
     assert_eq!(imported.summary.repairs.count("faster_than_profile"), 0);
+}
+
+#[test]
+fn a_slower_rank_computes_longer_and_communicates_as_long_as_was_recorded() {
+    let folder = tempfile::tempdir().unwrap();
+    for rank in 0..2 {
+        let mut trace = Trace::of_rank(rank, 2);
+        let told = Trace::metadata("allreduce", 1 << 20, &[0, 1]);
+        trace.span("ProfilerStep#1", 0.0, 30_000.0);
+        for k in 0..4 {
+            // One collective takes far longer than the others, and than any network profile can explain.
+            let (at, took) = (100.0 + 6_000.0 * f64::from(k), if k == 1 { 4_000.0 } else { 500.0 });
+            trace.kernel("gemm", 7, (at, at + 10.0, 1_000.0));
+            trace.kernel_with("ncclDevKernel_AllReduce(x)", 20, (at + 5.0, at + 1_010.0, took), &told);
+            trace.call("cudaDeviceSynchronize", at + 20.0, 990.0 + took);
+        }
+        trace.write(folder.path(), &format!("rank{rank}.json"));
+    }
+    let imported = import_folder(folder.path());
+    assert_eq!((imported.summary.collectives.matched, imported.summary.worst_rank_end_error_ns), (4, 0));
+    let graph = Arc::new(imported.graph);
+    let profile = Profile::from_toml(&graph.meta()["profile"]).unwrap();
+    let report = |change: &dyn Fn(&mut ReplayOptions)| {
+        let mut options = ReplayOptions::new(profile.clone());
+        change(&mut options);
+        replay(&graph, &options).unwrap()
+    };
+    let healthy = report(&|_| {});
+    let beyond = healthy.device_time.by_class[&ComputeClass::Wait];
+    assert!(beyond > 2 * 3_400_000, "{beyond}");
+    let rule = |more: &str| {
+        let text = format!("[[perturb]]\nkind = \"straggler\"\nranks = [1]\nfactor = 2.0\n{more}");
+        Perturbations::from_toml(&text, World::new(2, &profile)).unwrap()
+    };
+    let (always, in_window) = (rule(""), rule("iterations = [0, 10]\n"));
+    let changes: [&dyn Fn(&mut ReplayOptions); 5] = [
+        &|options| options.slow = [(Rank(1), 2.0)].into(),
+        &|options| options.slow = [(Rank(0), 2.0), (Rank(1), 2.0)].into(),
+        &|options| options.perturb = always.clone(),
+        &|options| options.perturb = in_window.clone(),
+        &|options| (options.slow, options.contention) = ([(Rank(1), 2.0)].into(), Contention::FairShare),
+    ];
+    // Four gemms of 1 ms in a row, each waited for: half as fast adds 4 ms, whoever it is and however it is asked for. Where one
+    // rank is late, the other has sent its first pieces by then: a little less.
+    for (number, change) in changes.into_iter().enumerate() {
+        let slower = report(change);
+        assert_eq!(slower.device_time.by_class[&ComputeClass::Wait], beyond, "{number}");
+        let more = slower.iteration_time_ns[0] - healthy.iteration_time_ns[0];
+        let least = if number == 1 { 4_000_000 } else { 3_900_000 };
+        assert!((least..=4_000_000).contains(&more), "{number}: {more}");
+    }
 }

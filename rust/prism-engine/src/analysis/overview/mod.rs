@@ -231,7 +231,7 @@ impl<'a> Rows<'a> {
         let mut busy = Vec::with_capacity(plan.nodes.len());
         for (node, end) in plan.nodes.iter().zip(times) {
             match node.kind {
-                NodeKind::Compute { duration: common, .. } if end > self.window.0 => {
+                NodeKind::Compute { duration: common, class } if end > self.window.0 && !class.is_fixed() => {
                     let start = end - duration(node.op, common);
                     busy.push(Busy { start, end, state: State::Compute, slot: 0 });
                 }

@@ -159,7 +159,8 @@ impl<N: Number> Machine<'_, N> {
         let what = match info.code {
             Code::Compute => {
                 let (is_odd, common) = (state.odd != NONE, self.duration(rank, row));
-                let duration = if is_odd { self.tables.odd[state.odd as usize].duration(row, common) } else { common };
+                let odd = is_odd.then(|| &mut self.tables.odd[state.odd as usize]);
+                let duration = odd.map_or(common, |odd| odd.duration(row, common, info.is_fixed()));
                 What::Compute { duration, account: info.account }
             }
             Code::Call | Code::Send | Code::Receive => {

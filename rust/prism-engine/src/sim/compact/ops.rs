@@ -2,8 +2,8 @@
 
 use super::Irregular;
 use super::costs::Costs;
-use crate::graph::columns::{OpRow, reduction, tag};
-use crate::graph::op::{CollectiveKind, DataType};
+use crate::graph::columns::{OpRow, compute_class, reduction, tag};
+use crate::graph::op::{CollectiveKind, ComputeClass, DataType};
 use crate::graph::{Graph, ProgramPlace, packed};
 use crate::sim::signature::{Call, Half};
 
@@ -55,6 +55,11 @@ pub(super) fn account(provenance: u8, class: u8) -> u8 {
 }
 
 impl OpInfo {
+    /// Of a compute op: is it one that no slow-down stretches?
+    pub(super) fn is_fixed(self) -> bool {
+        compute_class(self.account % 8).is_some_and(ComputeClass::is_fixed)
+    }
+
     fn new(row: OpRow, costs: &mut Costs) -> Result<Self, Irregular> {
         let dtype = || DataType::from_u8(row.b).ok_or(Irregular);
         let (mut stream, mut account_of, mut number) = (row.stream as u8, 0, 0);

@@ -147,8 +147,8 @@ pub(super) struct Odd {
 }
 
 impl Odd {
-    /// Duration of the compute op at `row`. Asked for in program order.
-    pub(super) fn duration(&mut self, row: u64, common: i64) -> i64 {
+    /// Duration of the compute op at `row`; a fixed one is not stretched. Asked for in program order.
+    pub(super) fn duration(&mut self, row: u64, common: i64, is_fixed: bool) -> i64 {
         let op = (row - self.start) as u32;
         let duration = match self.own.get(self.next) {
             Some((at, own)) if *at == op => {
@@ -157,7 +157,7 @@ impl Odd {
             }
             _ => SimTime(common),
         };
-        if self.factor.to_bits() == 1f64.to_bits() { duration.0 } else { duration.scaled(self.factor).0 }
+        if is_fixed || self.factor.to_bits() == 1f64.to_bits() { duration.0 } else { duration.scaled(self.factor).0 }
     }
 }
 

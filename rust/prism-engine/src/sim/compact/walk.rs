@@ -71,7 +71,7 @@ impl<N: Number> Machine<'_, N> {
                     Code::Compute => {
                         let mut duration = durations.get(duration_data, row, duration_width);
                         if odd != NONE {
-                            duration = self.tables.odd[odd as usize].duration(row, duration);
+                            duration = self.tables.odd[odd as usize].duration(row, duration, info.is_fixed());
                         }
                         let clock = &mut self.tables.words[words + stream];
                         *clock = issue.max(*clock) + duration;

@@ -31,7 +31,7 @@ fn check(graph: &Arc<Graph>, slow: &BTreeMap<Rank, f64>, profile: Profile) -> Re
 }
 
 fn check_job(job: &Job) -> Result<(), TestCaseError> {
-    check(&job.graph(), &job.slow, profile())
+    check(&job.graph_with_waits(), &job.slow, profile())
 }
 
 /// A job whose ranks do the same but for compute and events of their own between: every rank has a program of its own.

@@ -4,7 +4,7 @@ use super::turns;
 use prism_engine::collective::fusion::{self, Groupable};
 use prism_engine::collective::{self, CollectiveCall, CommShape, Protocol, Scratch};
 use prism_engine::graph::Graph;
-use prism_engine::graph::op::{CollectiveKind, Op, OpKind};
+use prism_engine::graph::op::{CollectiveKind, ComputeClass, Op, OpKind};
 use prism_engine::ids::{CommId, EventId, Rank, SlotId, StreamId};
 use prism_engine::profile::Profile;
 use prism_engine::units::SimTime;
@@ -120,6 +120,9 @@ impl RankState {
         let issue = self.issue[i]?;
         let on_stream = || Some(issue.max(self.stream_end(op.stream, i)?));
         Some(match op.kind {
+            OpKind::Compute { duration, class: ComputeClass::Wait, .. } => {
+                on_stream()? + self.durations.get(&(i as u32)).copied().unwrap_or(duration)
+            }
             OpKind::Compute { duration, .. } => {
                 let own = self.durations.get(&(i as u32)).copied().unwrap_or(duration);
                 let (start, (iteration, place)) = (on_stream()?, self.iteration(i));

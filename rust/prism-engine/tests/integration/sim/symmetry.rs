@@ -86,7 +86,7 @@ fn stages_of_one_program_are_told_apart() {
 }
 
 fn check_job(job: &Job) {
-    checked(&job.graph(), &profile(), &job.slow);
+    checked(&job.graph_with_waits(), &profile(), &job.slow);
 }
 
 proptest! {
