@@ -163,10 +163,6 @@ def replay(
     document["notes"] = differences(recorded, used)
     if profile:
         document["notes"].append(f"the network is that of {profile}; computing takes what it takes in the graph")
-    if document.get("traffic"):
-        document["notes"].append(
-            'messages are those of network.tuning = "fastest": NCCL\'s channels and choice are not lowered'
-        )
     document["wall_ns"] = time.monotonic_ns() - start
     document["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return ReplayResult(document)

@@ -266,7 +266,8 @@ pub struct LowLatency {
 
 impl Profile {
     /// The same with `network.tuning = "fastest"`: collectives run over one wide channel.
-    pub(crate) fn without_channels(mut self) -> Self {
+    #[must_use]
+    pub fn without_channels(mut self) -> Self {
         (self.network.tuning, self.network.nccl) = (Tuning::Fastest, NcclSettings::default());
         self
     }

@@ -219,16 +219,14 @@ fn replay_messages(graph: &Arc<Graph>, options: &ReplayOptions) -> Result<(SimRe
         let what = format!("the perturbation {rule} together with contention or overlap (constant stragglers are)");
         return Err(SimError::Unavailable { what });
     }
-    // Messages are cut as without NCCL's channels, so the comparison must be, too.
-    let plain = ReplayOptions { profile: options.profile.clone().without_channels(), ..options.clone() };
-    let alone = run(graph, &plain)?.into_summary().final_time;
+    let alone = run(graph, options)?.into_summary().final_time;
     let mut slow = options.slow.clone();
     add_constant_factors(graph.world_size(), &mut slow, &options.perturb);
     let lowering = LowerOptions {
         slow,
         step_messages: options.step_messages,
         max_messages: options.max_messages,
-        ..LowerOptions::new(plain.profile)
+        ..LowerOptions::new(options.profile.clone())
     };
     let job = lower(graph, &lowering)?;
     let evaluation = evaluate(&job, options.contention, &options.overlap)?;

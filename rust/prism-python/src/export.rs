@@ -88,6 +88,8 @@ pub(crate) fn export_goal(py: Python<'_>, graph: PyRef<'_, Graph>, path: &str, o
         rendezvous: options.get("rendezvous").and_then(Value::as_bool).unwrap_or(true),
     };
     let step_messages = step_messages_of(&options)?;
+    // Sizes are what a message program has, and those of NCCL's channels stand for more than they carry.
+    let profile = profile.without_channels();
     let lowering = LowerOptions { step_messages, max_messages: MAX_MESSAGES, ..LowerOptions::new(profile) };
     py.detach(|| {
         let job = lower(&graph, &lowering).map_err(|error| from_sim(&error))?;

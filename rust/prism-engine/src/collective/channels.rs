@@ -104,6 +104,16 @@ impl Tuned {
         found
     }
 
+    /// Channels of each of the two trees: those with `bytes`, and those with `last`.
+    pub(crate) fn channels_of_trees(&self, share: &Share) -> [[u64; 2]; 2] {
+        let mut found = [[0; 2]; 2];
+        for channel in 0..share.channels {
+            let tree = (channel / self.first_tree % 2) as usize;
+            found[tree][usize::from((channel + 1).is_multiple_of(share.per_op))] += 1;
+        }
+        found
+    }
+
     /// Parts into which the channels of one tree divide every edge of it.
     pub(crate) fn tree_lanes(&self) -> u64 {
         self.lanes.div_ceil(2)

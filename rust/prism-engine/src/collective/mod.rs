@@ -43,13 +43,15 @@ mod channels;
 mod nvls;
 mod plan;
 mod protocol;
+mod streams;
 mod window;
 
 pub(crate) use batch::{TileWalk, batch_completion, least_time};
 pub use p2p::{message, message_over};
 pub use plan::{Algorithm, Choice, CollectiveCall, Scratch, choice, completion, launch_time, uniform_cost};
-pub(crate) use plan::{quick_completion, ring_messages, way_of};
+pub(crate) use plan::{Run, quick_completion};
 pub use prism_wire::message::CollectiveKind;
 pub use protocol::Protocol;
 pub(crate) use protocol::{ProtocolCosts, Wiring};
 pub use shape::{CommShape, ShapePool};
+pub(crate) use streams::{Stream, Streams, ring_steps, streams};

@@ -85,9 +85,9 @@ struct Work {
 
 /// An algorithm, the index of a protocol of the shape, and the most channels (0: all of them as one wide one).
 #[derive(Clone, Copy, Debug)]
-struct Way {
-    algorithm: Algorithm,
-    protocol: usize,
+pub(super) struct Way {
+    pub(super) algorithm: Algorithm,
+    pub(super) protocol: usize,
     channels: u32,
 }
 
@@ -284,10 +284,9 @@ pub fn choice(shape: &CommShape, call: &CollectiveCall) -> Choice {
     Choice { algorithm, protocol: shape.protocols[protocol].protocol }
 }
 
-/// Algorithm of `call`, and the links of its protocol.
-pub(crate) fn way_of<'a>(shape: &'a CommShape, call: &CollectiveCall) -> (Algorithm, &'a ProtocolCosts) {
-    let Way { algorithm, protocol, .. } = decide(shape, call, &mut Work::default()).way;
-    (algorithm, &shape.protocols[protocol])
+/// The way that `call` takes.
+pub(super) fn way(shape: &CommShape, call: &CollectiveCall) -> Way {
+    decide(shape, call, &mut Work::default()).way
 }
 
 impl Scratch {
@@ -411,7 +410,7 @@ fn in_range(messages: u64, hops: usize, occupancy: &[i64], latency: &[i64]) -> b
 }
 
 /// Messages that every rank of a ring sends, and their size.
-pub(crate) fn ring_messages(n: u64, costs: &ProtocolCosts, call: &CollectiveCall) -> (u64, u64) {
+fn ring_messages(n: u64, costs: &ProtocolCosts, call: &CollectiveCall) -> (u64, u64) {
     let steps = if call.kind == CollectiveKind::AllReduce { 2 * (n - 1) } else { n - 1 };
     // The buffer goes round in loops of one step per member; all loops, steps and slices are of the same size.
     let part = call.bytes.div_ceil(n);
@@ -422,14 +421,18 @@ pub(crate) fn ring_messages(n: u64, costs: &ProtocolCosts, call: &CollectiveCall
 
 /// Messages of one size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Run {
-    messages: u64,
+pub(crate) struct Run {
+    pub(crate) messages: u64,
     /// Of each, counted on all channels' links: a channel has a share of them.
-    bytes: u64,
+    pub(crate) bytes: u64,
 }
 
 /// The share of the fullest channel and its chunk size, if the way is one on channels.
-fn on_channels<'a>(shape: &'a CommShape, call: &CollectiveCall, way: Way) -> Option<(&'a Tuned, Share, u64)> {
+pub(super) fn on_channels<'a>(
+    shape: &'a CommShape,
+    call: &CollectiveCall,
+    way: Way,
+) -> Option<(&'a Tuned, Share, u64)> {
     if way.channels == 0 {
         return None;
     }
@@ -440,7 +443,7 @@ fn on_channels<'a>(shape: &'a CommShape, call: &CollectiveCall, way: Way) -> Opt
 }
 
 /// What every rank of a ring sends: full loops, then the last one. Second: slices of a step.
-fn ring_runs(shape: &CommShape, call: &CollectiveCall, way: Way) -> ([Run; 2], u64) {
+pub(super) fn ring_runs(shape: &CommShape, call: &CollectiveCall, way: Way) -> ([Run; 2], u64) {
     let n = shape.len() as u64;
     let costs = &shape.protocols[way.protocol];
     let Some((tuned, share, chunk)) = on_channels(shape, call, way) else {
@@ -568,7 +571,7 @@ fn run_chain(
 }
 
 /// What goes through a chain: on most channels, and on the last if it is something else.
-fn chain_runs(shape: &CommShape, call: &CollectiveCall, way: Way) -> [Option<Run>; 2] {
+pub(super) fn chain_runs(shape: &CommShape, call: &CollectiveCall, way: Way) -> [Option<Run>; 2] {
     let Some((tuned, share, chunk)) = on_channels(shape, call, way) else {
         let chunk = shape.protocols[way.protocol].chain_chunk_bytes;
         return [Some(even_chunks(1, call.bytes, chunk, 1)), None];
@@ -585,7 +588,7 @@ fn even_chunks(ops: u64, bytes: u64, chunk: u64, lanes: u64) -> Run {
 }
 
 /// What goes through each of the two trees: on most channels, and on the last of an op.
-fn tree_runs(shape: &CommShape, call: &CollectiveCall, way: Way) -> [[Option<Run>; 2]; 2] {
+pub(super) fn tree_runs(shape: &CommShape, call: &CollectiveCall, way: Way) -> [[Option<Run>; 2]; 2] {
     let Some((tuned, share, chunk)) = on_channels(shape, call, way) else {
         let chunk = shape.protocols[way.protocol].tree_chunk_bytes;
         return [[Some(even_chunks(1, call.bytes.div_ceil(2), chunk, 1)), None]; 2];

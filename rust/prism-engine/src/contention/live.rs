@@ -92,7 +92,7 @@ impl Live {
     pub(super) fn send(&mut self, pattern: &Pattern, lane: u32) -> Option<u32> {
         let at = lane as usize;
         let number = self.left[at];
-        if self.is_busy[at] || u64::from(number) >= pattern.per_lane {
+        if self.is_busy[at] || u64::from(number) >= pattern.lanes[at].count {
             return None;
         }
         let (from, to, _) = pattern.message(lane, u64::from(number));
@@ -115,7 +115,7 @@ impl Live {
         let at = lane as usize;
         self.is_busy[at] = false;
         self.left[at] += 1;
-        if pattern.is_listed() || u64::from(self.left[at]) == pattern.per_lane {
+        if pattern.is_listed() || u64::from(self.left[at]) == pattern.lanes[at].count {
             let (from, ..) = pattern.message(lane, u64::from(number));
             self.waits[from as usize] -= 1;
             self.leave_if_through(pattern, from, out);
@@ -126,7 +126,7 @@ impl Live {
     pub(super) fn arrived(&mut self, pattern: &Pattern, lane: u32, number: u32, out: &mut Vec<u32>) {
         let at = lane as usize;
         self.arrived[at] += 1;
-        if pattern.is_listed() || u64::from(self.arrived[at]) == pattern.per_lane {
+        if pattern.is_listed() || u64::from(self.arrived[at]) == pattern.lanes[at].count {
             let (_, to, _) = pattern.message(lane, u64::from(number));
             self.waits[to as usize] -= 1;
             self.leave_if_through(pattern, to, out);

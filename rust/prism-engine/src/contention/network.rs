@@ -152,8 +152,7 @@ impl<'a> Network<'a> {
                     self.starts[instance as usize] = self.route(instance);
                 }
                 let pattern = self.job.pattern(instance);
-                let index = if pattern.is_listed() { lane * pattern.per_lane as u32 + number } else { lane };
-                let at = (self.starts[instance as usize] + index) as usize;
+                let at = (self.starts[instance as usize] + pattern.route(lane, number)) as usize;
                 let (from, to) = (self.route_ports[at] as usize, self.route_ports[at + 1] as usize);
                 self.ports.extend_from_slice(&self.route_ports[from..to]);
             }
@@ -168,16 +167,14 @@ impl<'a> Network<'a> {
         *routes.entry((at.comm, at.pattern)).or_insert_with(|| {
             let layout = job.ports.layout(&comm.members, &comm.shape);
             let place = (&comm.members[..], &*comm.shape, &layout);
-            let per_lane = if pattern.is_listed() { pattern.per_lane } else { 1 };
-            let count = pattern.lanes.len() as u64 * per_lane;
+            let count = pattern.routes().count();
             let start = route_ports.len();
-            route_ports.resize(start + count as usize + 1, 0);
-            for index in 0..count {
-                route_ports[start + index as usize] = route_ports.len() as u32;
-                let (from, to, message) = pattern.message((index / per_lane) as u32, index % per_lane);
+            route_ports.resize(start + count + 1, 0);
+            for (index, (from, to, message)) in pattern.routes().enumerate() {
+                route_ports[start + index] = route_ports.len() as u32;
                 job.ports.of_members(place, (from, to), message.wire, route_ports);
             }
-            route_ports[start + count as usize] = route_ports.len() as u32;
+            route_ports[start + count] = route_ports.len() as u32;
             start as u32
         })
     }

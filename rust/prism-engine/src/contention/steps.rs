@@ -115,13 +115,12 @@ impl Columns {
     fn run(&mut self, pattern: &Pattern, entered: &[SimTime]) {
         let lanes = pattern.lanes.len();
         let Self { entered: from, occupancy, latency, left, arrived, ends } = self;
-        for column in [&mut *from, occupancy, latency] {
+        for column in [&mut *from, latency] {
             column.clear();
         }
         for lane in 0..lanes as u32 {
             let (sender, _, message) = pattern.message(lane, 0);
             from.push(entered[sender as usize]);
-            occupancy.push(message.occupancy);
             latency.push(message.latency);
         }
         left.clone_from(from);
@@ -131,7 +130,14 @@ impl Columns {
         for number in 0..pattern.per_lane {
             let (column, fed) = ((number % depth) as usize * lanes, number >= pattern.lag);
             let source = ((number + 1) % depth) as usize * lanes;
+            if pattern.is_change(number) {
+                occupancy.clear();
+                occupancy.extend((0..lanes as u32).map(|lane| pattern.message(lane, number).2.occupancy));
+            }
             for lane in 0..lanes {
+                if number >= pattern.lanes[lane].count {
+                    continue;
+                }
                 let mut ready = left[lane];
                 if fed {
                     for feeder in pattern.feeders(lane as u32) {
@@ -160,7 +166,7 @@ impl Columns {
         ends.extend_from_slice(entered);
         for lane in 0..pattern.lanes.len() as u32 {
             let mut left = SimTime::ZERO;
-            for number in 0..pattern.per_lane {
+            for number in 0..pattern.lanes[lane as usize].count {
                 let (from, to, message) = pattern.message(lane, number);
                 let together = if pattern.is_barrier { all } else { entered[from as usize].max(entered[to as usize]) };
                 left = left.max(together) + message.occupancy;

@@ -45,9 +45,8 @@ impl Job {
             let layout = self.ports.layout(&comm.members, &comm.shape);
             let place = (&comm.members[..], &*comm.shape, &layout);
             for lane in 0..pattern.lanes.len() as u32 {
-                let (listed, equal) = if pattern.is_listed() { (pattern.per_lane, 1) } else { (1, pattern.per_lane) };
-                for index in 0..listed {
-                    let (from, to, message) = pattern.message(lane, index);
+                for (number, equal) in pattern.kinds(lane) {
+                    let (from, to, message) = pattern.message(lane, number);
                     self.ports.of_members(place, (from, to), message.wire, &mut ports);
                     add(&mut ports, work(message) * u128::from(equal) * times);
                 }

@@ -23,7 +23,6 @@ use std::collections::{BTreeMap, VecDeque};
 /// allowed, with more than 2^26 points of time (some two per op of every rank), or with an all-to-all of more than 2^24 pairs.
 pub fn lower(graph: &Graph, options: &LowerOptions) -> Result<Job, SimError> {
     graph.check().map_err(|error| SimError::invalid(error.to_string()))?;
-    let options = &LowerOptions { profile: options.profile.clone().without_channels(), ..options.clone() };
     let ranks = chosen_ranks(graph, options)?;
     let messages = count_messages(graph, options, &ranks)?;
     let mut builder = Builder::new(graph, options, ranks);

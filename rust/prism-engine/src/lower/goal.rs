@@ -243,7 +243,7 @@ impl<'a> Writer<'a> {
         self.received.entry(number).or_insert_with(|| {
             let mut received = vec![Vec::new(); pattern.size as usize];
             for lane in 0..pattern.lanes.len() as u32 {
-                for message in 0..if pattern.is_listed() { pattern.per_lane } else { 1 } {
+                for message in 0..if pattern.is_listed() { pattern.lanes[lane as usize].count } else { 1 } {
                     received[pattern.message(lane, message).1 as usize].push((lane, message));
                 }
             }
@@ -264,7 +264,8 @@ impl<'a> Writer<'a> {
             incoming.iter().map(|lane| (*lane, vec![None; depth])).collect();
         let mut sends: Vec<Option<OpIndex>> = vec![None; outgoing.len()];
         for number in 0..pattern.per_lane {
-            for lane in &incoming {
+            let is_on = |lane: u32| number < pattern.lanes[lane as usize].count;
+            for lane in incoming.iter().filter(|lane| is_on(**lane)) {
                 let (from, to, message) = pattern.message(*lane, number);
                 let op = self.half(((rank(from), rank(to)), false), message.bytes, tag + lane)?;
                 let own = receives.get_mut(lane).expect("a lane that comes in");
@@ -274,7 +275,7 @@ impl<'a> Writer<'a> {
                 }
                 own[number as usize % depth] = Some(op);
             }
-            for (lane, sent) in outgoing.iter().zip(&mut sends) {
+            for (lane, sent) in outgoing.iter().zip(&mut sends).filter(|(lane, _)| is_on(**lane)) {
                 let (from, to, message) = pattern.message(*lane, number);
                 let op = self.half(((rank(from), rank(to)), true), message.bytes, tag + lane)?;
                 match *sent {
@@ -290,8 +291,8 @@ impl<'a> Writer<'a> {
                 }
             }
         }
-        let last = pattern.per_lane as usize + depth - 1;
-        let received = receives.values().filter_map(|own| own[last % depth]);
+        let last = |lane: u32| pattern.lanes[lane as usize].count as usize + depth - 1;
+        let received = receives.iter().filter_map(|(lane, own)| own[last(*lane) % depth]);
         Ok(received.chain(sends.iter().copied().flatten()).collect())
     }
 
@@ -302,7 +303,7 @@ impl<'a> Writer<'a> {
         let rank = |member: u32| comm.members[member as usize];
         let received = self.received(instance)[member as usize].clone();
         let own = pattern.lanes_of(member).iter();
-        let sent = own.flat_map(|lane| (0..pattern.per_lane).map(move |number| (*lane, number)));
+        let sent = own.flat_map(|lane| (0..pattern.lanes[*lane as usize].count).map(move |number| (*lane, number)));
         let sent: Vec<_> = sent.filter(|(lane, number)| pattern.message(*lane, *number).0 == member).collect();
         let mut ends = Vec::new();
         for (is_send, messages) in [(false, received), (true, sent)] {
@@ -335,11 +336,8 @@ fn message_lanes(job: &Job, first: u8) -> Vec<u8> {
             continue;
         }
         let (pattern, comm) = (job.pattern(number as u32), job.comm(number as u32));
-        for lane in 0..pattern.lanes.len() as u32 {
-            for message in 0..if pattern.is_listed() { pattern.per_lane } else { 1 } {
-                let (from, to, _) = pattern.message(lane, message);
-                connect(comm.members[from as usize], comm.members[to as usize]);
-            }
+        for (from, to, _) in pattern.routes() {
+            connect(comm.members[from as usize], comm.members[to as usize]);
         }
     }
     job.transfers.iter().for_each(|transfer| connect(transfer.ranks.0, transfer.ranks.1));

@@ -15,9 +15,10 @@
 //! Where the closed forms are exact the messages without contention end at the same picosecond: rings, trees, chains,
 //! gather, scatter and point-to-point messages. An all-to-all has no exact closed form; what replay uses is an upper form
 //! (the last arrival plus the busiest port), and its messages are lowered to that form: nobody sends before everybody is
-//! there, and nobody leaves before everybody is through. Messages are those of `network.tuning = "fastest"`: one wide channel
-//! instead of NCCL's several. Flow-control credits are left out on both levels: with credits, the
-//! closed forms and these messages alike are a lower bound for ranks upstream of a late one.
+//! there, and nobody leaves before everybody is through. What takes NCCL's own formula for its time (NVLS and so on) has one
+//! message per member that is under way for that long. Channels are those of the profile's tuning: [`pattern`] says how they
+//! become lanes. Flow-control credits are left out on both levels: with credits, the closed forms and these messages alike
+//! are a lower bound for ranks upstream of a late one.
 //!
 //! Memory: about 60 bytes per op of a rank, whatever the number of messages, which are made while they travel.
 

@@ -44,6 +44,9 @@ pub(super) fn count_messages(graph: &Graph, options: &LowerOptions, ranks: &[u32
             }
             let shape = shapes.shape(members);
             for (call, times) in calls {
+                if let Some(refusal) = shape.refusal(call.kind) {
+                    return Err(SimError::invalid(format!("a communicator of {} ranks: {refusal}", members.len())));
+                }
                 let bytes = call.buffer_bytes(members.len() as u64);
                 let call = CollectiveCall { kind: call.kind, bytes, root: call.root, ops: call.ops };
                 let each =

@@ -3,6 +3,7 @@
 use super::collective_graph;
 use super::profile;
 use crate::sim::jobs::{Job, exchanging_job, job};
+use prism_engine::collective::tuning::Tuning;
 use prism_engine::contention::{Contention, Evaluation, Overlap, evaluate, evaluate_by_events};
 use prism_engine::graph::Graph;
 use prism_engine::graph::op::CollectiveKind;
@@ -15,8 +16,15 @@ use prism_engine::units::SimTime;
 use proptest::prelude::*;
 use std::sync::Arc;
 
-pub(super) fn lowered(job: &Job) -> prism_engine::lower::Job {
-    let options = LowerOptions { slow: job.slow.clone(), ..LowerOptions::new(profile()) };
+/// With NCCL's choice of algorithms, and its channels.
+pub(super) fn channels() -> Profile {
+    let profile = crate::sim::jobs::profile();
+    assert!(matches!(profile.network.tuning, Tuning::Nccl(_)), "the jobs' profile has NCCL's tuning");
+    profile
+}
+
+pub(super) fn lowered(job: &Job, profile: Profile) -> prism_engine::lower::Job {
+    let options = LowerOptions { slow: job.slow.clone(), ..LowerOptions::new(profile) };
     lower(&job.graph(), &options).expect("a job that fits together")
 }
 
@@ -71,9 +79,10 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn messages_end_where_replay_says(job in prop_oneof![job(), exchanging_job()]) {
-        let lowered = lowered(&job);
-        let options = ReplayOptions { slow: job.slow.clone(), ..ReplayOptions::new(profile()) };
+    fn messages_end_where_replay_says(job in prop_oneof![job(), exchanging_job()], tuned in any::<bool>()) {
+        let profile = if tuned { channels() } else { profile() };
+        let lowered = lowered(&job, profile.clone());
+        let options = ReplayOptions { slow: job.slow.clone(), ..ReplayOptions::new(profile) };
         let expected = replay_ranks(&job.graph(), &options).expect("a job without deadlock");
         let steps = evaluate(&lowered, Contention::None, &none()).expect("no deadlock").report(&lowered);
         prop_assert_eq!(&steps.ranks, &expected.ranks);
@@ -92,13 +101,14 @@ proptest! {
         let root = if matches!(kind, CollectiveKind::AllReduce) { 0 } else { root % members.len() as u32 };
         let graph = collective_graph(40, &members, kind, count, root);
         check_collective(&graph, &profile(), StepMessages::Fine, kind);
+        check_collective(&graph, &channels(), StepMessages::Fine, kind);
         // Where rings have one slice and one loop, coarse messages are the same.
         check_collective(&graph, &flat_profile(5_000, 50_000_000_000), StepMessages::Coarse, kind);
     }
 
     #[test]
-    fn nothing_ends_earlier_for_sharing(job in prop_oneof![job(), exchanging_job()]) {
-        let lowered = lowered(&job);
+    fn nothing_ends_earlier_for_sharing(job in prop_oneof![job(), exchanging_job()], tuned in any::<bool>()) {
+        let lowered = lowered(&job, if tuned { channels() } else { profile() });
         let alone = finals(&evaluate(&lowered, Contention::None, &none()).expect("no deadlock"), &lowered);
         for rule in [Contention::FairShare, Contention::Fifo] {
             let evaluation = evaluate(&lowered, rule, &none()).expect("no deadlock");

@@ -41,8 +41,9 @@ proptest! {
 
     /// Every job that replays also ends as messages, whatever it does, and the text says what the program says.
     #[test]
-    fn every_job_can_be_told_in_messages(job in job(), rendezvous in any::<bool>()) {
-        let lowered = super::alone::lowered(&job);
+    fn every_job_can_be_told_in_messages(job in job(), rendezvous in any::<bool>(), tuned in any::<bool>()) {
+        let profile = if tuned { super::alone::channels() } else { super::profile() };
+        let lowered = super::alone::lowered(&job, profile);
         let program = program(&lowered, &GoalOptions { tick_ps: 1000, rendezvous }).expect("fits");
         let found = evaluate(&program, &LogGops { tick_ps: 1000, ..FLAT }).expect("a program that ends");
         prop_assert_eq!(found.messages, program.num_sends());

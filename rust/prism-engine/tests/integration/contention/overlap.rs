@@ -126,7 +126,7 @@ proptest! {
 
     #[test]
     fn factors_of_one_change_nothing(job in job()) {
-        let lowered = lowered(&job);
+        let lowered = lowered(&job, profile());
         let ones = Overlap::new([("kernel", 1.0), ("gemm", 1.0)]).expect("in range");
         for rule in [Contention::None, Contention::FairShare, Contention::Fifo] {
             let plain = evaluate(&lowered, rule, &Overlap::default()).expect("no deadlock").report(&lowered);
@@ -137,7 +137,7 @@ proptest! {
 
     #[test]
     fn nothing_ends_earlier_for_factors(job in job(), factor in prop::sample::select(vec![1.000_001, 1.2, 2.0, 5.0])) {
-        let lowered = lowered(&job);
+        let lowered = lowered(&job, profile());
         let times = |overlap| finals(&evaluate(&lowered, Contention::None, &overlap).expect("no deadlock"), &lowered);
         let (before, after) = (times(Overlap::default()), times(kernels(factor)));
         prop_assert!(before.iter().zip(&after).all(|(before, after)| before <= after));
