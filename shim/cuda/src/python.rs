@@ -104,11 +104,11 @@ impl Interpreter {
         })
     }
 
-    /// `file:line` of a frame.
+    /// The file of a frame.
     ///
     /// # Safety
     /// The calling thread must hold the interpreter lock, and `frame` be a frame.
-    unsafe fn describe(&self, frame: Object) -> Option<String> {
+    unsafe fn file(&self, frame: Object) -> Option<String> {
         // SAFETY: the lock is held; every new reference is given back; null results are not used.
         unsafe {
             let code = (self.code)(frame);
@@ -122,7 +122,7 @@ impl Interpreter {
                 (self.decref)(file);
             }
             (self.decref)(code);
-            Some(format!("{}:{}", name?, (self.line)(frame)))
+            name
         }
     }
 
@@ -141,9 +141,13 @@ impl Interpreter {
             (self.incref)(frame);
             let mut innermost = None;
             for _ in 0..DEEPEST {
-                let place = self.describe(frame);
+                let file = self.file(frame);
                 let is_program =
-                    place.as_ref().is_some_and(|place| !place.contains("-packages/") && !place.starts_with('<'));
+                    file.as_ref().is_some_and(|file| !file.contains("-packages/") && !file.starts_with('<'));
+                // To find the line takes long: only where it may be wanted.
+                let place = file
+                    .filter(|_| is_program || innermost.is_none())
+                    .map(|file| format!("{file}:{}", (self.line)(frame)));
                 let outer = (self.back)(frame);
                 (self.decref)(frame);
                 if is_program {
