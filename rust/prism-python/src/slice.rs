@@ -4,7 +4,9 @@ use crate::error::{ConfigError, from_json, from_sim, from_splice};
 use crate::graph::Recording;
 use crate::replay::profile_of;
 use prism_engine::replay::ReplayOptions;
-use prism_engine::slice::clocks::{ClockOptions, Clocks, Seen, SharedPart, Tie, compare_repeated, compare_shared, solve};
+use prism_engine::slice::clocks::{
+    ClockOptions, Clocks, Seen, SharedPart, Tie, compare_repeated, compare_shared, solve,
+};
 use prism_engine::slice::influence::{InfluenceError, influence};
 use prism_engine::units::SimTime;
 use pyo3::prelude::*;

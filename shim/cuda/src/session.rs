@@ -1,8 +1,8 @@
 //! The process's one connection to the engine. Nothing happens before the first call that needs a device.
 
 use crate::config::Config;
-use crate::libs::cupti::{collector, tsc};
 use crate::foresight::{Foresight, Moment, State as Foreseen};
+use crate::libs::cupti::{collector, tsc};
 use crate::{capture, clock, handoff, hosttime, real};
 use prism_wire::client::{Client, ControlError};
 use prism_wire::control::{ControlKind, ENV_RANK, ENV_SESSION, ENV_WORLD_SIZE};

@@ -101,7 +101,8 @@ impl State {
             let Some(process) = self.processes.get_mut(&rank.0) else { continue };
             if let (Some(foreseen), Answer::Resume(time)) = (process.foreseen.remove(&ticket), answer) {
                 if time != foreseen {
-                    wrong.get_or_insert((rank, foreseen.as_ps(), time.as_ps()));
+                    wrong = Some((rank, foreseen.as_ps(), time.as_ps()));
+                    break;
                 }
                 continue;
             }
