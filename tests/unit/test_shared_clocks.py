@@ -139,6 +139,12 @@ def test_a_part_says_that_it_repeats_nothing(collected: Any) -> None:
     assert "a part of the ranks runs once" in part_text(summary)
 
 
+def test_ranks_that_wait_for_each_other_repeat_nothing(collected: Any) -> None:
+    summary, _ = collected(lambda rank: lambda _: 0.0, exact=True, device="host:h100-sxm")
+    assert summary["clocks"]["reason"] == "ranks waited for each other" and summary["clocks"]["repeated"] == []
+    assert "host time as measured: ranks waited for each other" in collect_text(summary)
+
+
 def test_without_common_collectives_there_are_no_ties() -> None:
     speeds = SliceSpeeds(share=lambda recordings, limit: "[]")
     assert speeds.tie({0: 0, 1: 1}) == []
