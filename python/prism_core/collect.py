@@ -85,6 +85,7 @@ def collect(
             return collector.run_part(*config.part) | {"wall_ns": time.monotonic_ns() - start, **memory_figures()}
         roles = collector.find_roles()
         collector.repeat_first_slice()
+        collector.tie_slices()
     collector.note(starter.notes())
     graph = collector.assemble(roles)
     graph_bytes = graph.save(str(config.output))
@@ -441,7 +442,15 @@ class _Collector:
         finally:
             self._logs, self._again = logs, None
 
+    def tie_slices(self) -> None:
+        """Where times are measured, compares recordings by the collectives that they have in common."""
+        if self._config.host_time != "constant":
+            recordings = {rank: kept.recording() for rank, kept in sorted(self._finder.recordings.items())}
+            self.note(self._speeds.tie(recordings))
+
     def _why_not_again(self) -> str:
+        if self._config.part is not None:
+            return "a part of the ranks runs once: run the parts of a collection on machines of the same speed"
         if self._resumed:
             return "ranks of an earlier run ran at another time"
         if self._config.executor != "local":
@@ -548,12 +557,15 @@ class _Collector:
         ranks = list(range(size)) if named == "all" else parse_ranks(named, size)
         recordings = self.run(ranks[index::count]) if ranks[index::count] else []
         self.note(self._starter.notes())
+        if self._config.host_time != "constant":
+            self._speeds.skipped(self._why_not_again())
         return {
             "world_size": size,
             "part": f"{index + 1}/{count}",
             "ranks_run": [recording.rank for recording in recordings],
             "ranks_resumed": sorted(self._resumed),
             "bootstrap": self._bootstrap.figures(),
+            **({"clocks": clocks} if (clocks := self._clocks()) is not None else {}),
             "recordings": self._shelf.figures(),
             "parts": str(self._folder.path) if self._folder is not None else None,
             "notes": sorted(self._notes),

@@ -10,10 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as RichProgress
-
 #: Set to anything: no bars (as `--no-progress`).
 NO_PROGRESS = "PRISM_NO_PROGRESS"
 
@@ -54,6 +50,11 @@ class Progress:
         if not self._enabled:
             yield lambda _: None
             return
+        # Where nobody sees bars, nothing waits for this import.
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as RichProgress
+
         columns = (TextColumn("prism: {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         # The bar goes away when it is over: logs and the answer remain.
         with RichProgress(

@@ -4,6 +4,9 @@ Where host time is measured, ranks that run an hour apart find a machine of diff
 The slice that is run twice makes the same calls at both times. Its two recordings tell offset and drift (by the solver
 of `prism_core.clocks`). If the ranks of the slice agree about the drift, the slices between are brought to the speed of
 the first one, each by when it ran; if they do not, the change is noise, and host time stays as it was measured.
+
+Ranks that took part in the same collectives, however much later, tell the same without running again: those that make
+the same calls by the host time between these collectives, those that know when collectives ended by that.
 """
 
 from __future__ import annotations
@@ -32,12 +35,16 @@ class SliceSpeeds:
 
     Args:
         solve: Gives the clock of a recording's repetition, as JSON; the engine's.
+        share: Gives the clocks of recordings by the collectives that they share, as JSON; the engine's.
     """
 
     solve: Solve | None = None
     _ran: dict[int, tuple[int, int]] = field(default_factory=dict)
     _again: dict[int, tuple[int, int]] = field(default_factory=dict)
+    share: Callable[[list[Any], int], str] | None = None
     _drift_ppm: float = 0.0
+    _tied: dict[int, float] = field(default_factory=dict)
+    _shared: dict[str, Any] = field(default_factory=dict)
     _document: dict[str, Any] = field(default_factory=dict)
 
     def ran(self, rank: int, start_ns: int, end_ns: int, *, again: bool = False) -> None:
@@ -46,12 +53,63 @@ class SliceSpeeds:
 
     def to_repeat(self) -> list[int]:
         """The first slice: the rank that started first and those beside it, two at least. None if nothing ran later."""
-        if not self._ran:
-            return []
-        by_start = sorted(self._ran, key=lambda rank: (self._ran[rank], rank))
-        beside = sum(start <= _middle(self._ran[by_start[0]]) for start, _ in self._ran.values())
-        slice_ = by_start[: max(beside, 2)]
+        slice_ = self._by_start()[: max(len(self._beside_first()), 2)]
         return sorted(slice_) if len(slice_) < len(self._ran) else []
+
+    def _by_start(self) -> list[int]:
+        return sorted(self._ran, key=lambda rank: (self._ran[rank], rank))
+
+    def _beside_first(self) -> list[int]:
+        """The rank that started first, and those that started before it had come half way."""
+        order = self._by_start()
+        return [rank for rank in order if self._ran[rank][0] <= _middle(self._ran[order[0]])]
+
+    def tie(self, recordings: Mapping[int, Any]) -> list[str]:
+        """Finds clocks from collectives that several ranks took part in; returns what the user should know.
+
+        A rank that makes the same calls as one of the first slice, with which it shares collectives, is brought to the
+        speed of that one, if the two halves of the ties agree so well about it that it is not noise (Student's t, 5 %,
+        over all ranks that are tied).
+        """
+        order = [rank for rank in self._by_start() if rank in recordings]
+        order += sorted(recordings.keys() - set(order))
+        share = self.share or _native.shared_clocks_json
+        try:
+            parts = json.loads(share([recordings[rank] for rank in order], MAX_DRIFT_PPM))
+        except ConfigError as error:
+            return [f"the collectives that ranks share tell no clocks: {error}"]
+        slices = [
+            {**entry, "slice": f"rank {rank}", "rank": rank, "halves_ppm": halves}
+            for part in parts
+            for rank, entry, halves in zip(part["ranks"], part["slices"], part["halves_ppm"], strict=False)
+        ]
+        ties = sum(entry["ties"] for entry in slices)
+        squares = sum(entry["ties"] * entry["rms_ns"] ** 2 for entry in slices)
+        error_ppm = self._apply_tied([part for part in parts if part["problem"] is None], slices)
+        self._shared = {
+            "ties": ties, "residual_ns": (squares / ties) ** 0.5 if ties else None, "error_ppm": error_ppm,
+            "seen": sorted({part["seen"] for part in parts}), "ranks": [part["ranks"] for part in parts],
+            "slices": slices, "applied": sorted(self._tied),
+        }  # fmt: skip
+        return [f"collectives tie ranks to each other, but: {part['problem']}" for part in parts if part["problem"]]
+
+    def _apply_tied(self, parts: Sequence[Mapping[str, Any]], slices: Sequence[Mapping[str, Any]]) -> float | None:
+        """Takes over drifts that are no noise; returns the standard error of a drift by the two halves of its ties."""
+        references = {part["ranks"][0] for part in parts}
+        halves = [e["halves_ppm"] for e in slices if e["rank"] not in references and e["halves_ppm"] is not None]
+        if not halves:
+            return None
+        # Each half has twice the variance of the whole, and their difference twice that of a half.
+        error = float(statistics.fmean((first - second) ** 2 for first, second in halves) ** 0.5 / 2)
+        limit = _T_5_PERCENT[min(len(halves), len(_T_5_PERCENT)) - 1] * error
+        beside = self._beside_first() if self._ran else []
+        by_rank = {entry["rank"]: entry["drift_ppm"] for entry in slices if entry["halves_ppm"] is not None}
+        for part in parts:
+            # Of those that know when collectives ended, the graph's own clocks take care.
+            if part["seen"] == "starts" and part["ranks"][0] in beside:
+                later = [rank for rank in part["ranks"] if rank not in beside and rank in by_rank]
+                self._tied |= {rank: by_rank[rank] for rank in later if abs(by_rank[rank]) > limit}
+        return error
 
     def settle(self, first: Mapping[int, Any], again: Mapping[int, Any]) -> list[str]:
         """Finds the drift from recordings of the same ranks; returns what the user should know."""
@@ -87,6 +145,8 @@ class SliceSpeeds:
 
     def drift_ppm(self, rank: int) -> float:
         """How much faster the machine was at the first slice than when the rank ran, in millionths."""
+        if rank in self._tied:
+            return self._tied[rank]
         if not self._drift_ppm or rank not in self._ran or rank in self._again:
             return 0.0
         begin = _mean(_middle(self._ran[again]) for again in self._again)
@@ -95,8 +155,13 @@ class SliceSpeeds:
         return self._drift_ppm * min(max(share, 0.0), 1.0)
 
     def document(self, ranks: Sequence[int]) -> dict[str, Any]:
-        """For the result and the graph: the repeated slice's clocks, and what each rank's host time was brought by."""
-        return self._document | {"by_rank": {str(rank): self.drift_ppm(rank) for rank in sorted(ranks)}}
+        """For the result and the graph: the clocks, and what each rank's host time was brought by.
+
+        `shared` has how many ties collectives gave, how far they are apart (`residual_ns`), and the clocks they tell.
+        """
+        by_rank = {str(rank): self.drift_ppm(rank) for rank in sorted(ranks)}
+        shared = {"shared": self._shared} if self._shared else {}
+        return self._document | shared | {"by_rank": by_rank}
 
 
 def _middle(span: tuple[int, int]) -> int:

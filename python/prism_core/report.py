@@ -151,16 +151,33 @@ def clock_rows(clocks: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
         )
     if clocks is None or "by_rank" not in clocks:
         return
-    if clocks["drift_ppm"] is None:
+    yield from _shared_rows(clocks.get("shared"))
+    if clocks["drift_ppm"] is None and not any(clocks["by_rank"].values()):
         yield "clock", f"host time as measured: {clocks.get('reason', 'the repeated slice tells nothing')}"
         return
-    if not clocks["applied"]:
+    moved = [drift for drift in clocks["by_rank"].values() if drift]
+    if not clocks["applied"] and not moved:
         error = "of one rank" if clocks["error_ppm"] is None else f"+- {clocks['error_ppm']:.0f} ppm"
         yield "clock", f"host time as measured: a drift of {clocks['drift_ppm']:+.0f} ppm {error} is within the noise"
         return
-    moved = [drift for drift in clocks["by_rank"].values() if drift]
     if moved:
         yield "clock", f"host time of {len(moved)} ranks brought by {min(moved):+.0f} to {max(moved):+.0f} ppm"
+
+
+def _shared_rows(shared: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
+    """What collectives that several recordings took part in say about their clocks."""
+    if not shared:
+        return
+    if not shared["ties"]:
+        yield "ties", "none: no two ranks that ran share collectives by which their clocks can be compared"
+        return
+    ranks = sum(map(len, shared["ranks"]))
+    what = "host time between" if shared["seen"] == ["starts"] else "ends of"
+    yield (
+        "ties",
+        f"{shared['ties']} of {ranks} ranks by {what} shared collectives, {shared['residual_ns'] / 1e3:.3f} us apart; "
+        f"{len(shared['applied'])} ranks brought by them",
+    )
 
 
 def _bootstrap_rows(bootstrap: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
@@ -194,6 +211,7 @@ def part_text(document: Mapping[str, Any]) -> str:
     rows = [
         ("part", f"{document['part']} of {document['world_size']} ranks"),
         ("ranks", f"{len(document['ranks_run'])}, {len(document['ranks_resumed'])} of them finished before"),
+        *clock_rows(document.get("clocks")),
         ("kept in", f"{document['parts']} ({_mebibytes(sizes['disk_bytes'])})"),
         ("took", f"{_seconds(document['wall_ns'])}, largest rank {_mebibytes(document['peak_rank_rss_bytes'])}"),
         *(("note", note) for note in document["notes"]),

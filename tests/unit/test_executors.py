@@ -81,6 +81,19 @@ def test_slices_give_the_same_as_one_machine(tmp_path: Path, ray: FakeRay) -> No
 
 
 @pytest.mark.usefixtures("fake_engine")
+def test_slices_elsewhere_say_that_they_repeat_nothing(
+    tmp_path: Path, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = importlib.import_module("prism_core.collect")._native
+    monkeypatch.setattr(engine, "influence_json", lambda *_: "null", raising=False)
+    stand_in = types.SimpleNamespace(shared_clocks_json=lambda *_: "[]")
+    monkeypatch.setattr(importlib.import_module("prism_core.repeated"), "_native", stand_in)
+    clocks = collect(tmp_path, executor="ray", slice_size=2, host_time="measured")["clocks"]
+    assert clocks["reason"] == "slices ran on other machines" and clocks["repeated"] == []
+    assert sorted(ray.ran) == [(0, 1), (2, 3), (4, 5)] and clocks["shared"]["ties"] == 0
+
+
+@pytest.mark.usefixtures("fake_engine")
 def test_a_slice_that_loses_its_worker_runs_again(
     tmp_path: Path, ray: FakeRay, caplog: pytest.LogCaptureFixture
 ) -> None:

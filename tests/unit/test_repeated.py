@@ -104,7 +104,7 @@ def timed_engine(fake_engine: type[fakes.FakeSession], monkeypatch: pytest.Monke
     def solve(first: Any, again: Any, limit: int) -> str:
         return json.dumps(entry(first.rank, -400.0 - first.rank / 4))
 
-    stand_in = types.SimpleNamespace(repeated_clock_json=solve)
+    stand_in = types.SimpleNamespace(repeated_clock_json=solve, shared_clocks_json=lambda *_: "[]")
     monkeypatch.setattr(importlib.import_module("prism_core.repeated"), "_native", stand_in)
     return fake_engine
 

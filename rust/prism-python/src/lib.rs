@@ -44,7 +44,7 @@ mod _native {
     #[pymodule_export]
     use super::session::Session;
     #[pymodule_export]
-    use super::slice::{influence_json, repeated_clock_json, solve_clocks_json};
+    use super::slice::{influence_json, repeated_clock_json, shared_clocks_json, solve_clocks_json};
     #[pymodule_export]
     use super::spare::{
         Layout, spare_anatomy_json, spare_expected_masked, spare_frontier_json, spare_intervals, spare_law,

@@ -4,7 +4,9 @@ use crate::error::{ConfigError, from_json, from_sim, from_splice};
 use crate::graph::Recording;
 use crate::replay::profile_of;
 use prism_engine::replay::ReplayOptions;
-use prism_engine::slice::clocks::{ClockOptions, Clocks, Tie, compare_repeated, solve};
+use prism_engine::slice::clocks::{
+    ClockOptions, Clocks, Seen, SharedPart, Tie, compare_repeated, compare_shared, solve,
+};
 use prism_engine::slice::influence::{InfluenceError, influence};
 use prism_engine::units::SimTime;
 use pyo3::prelude::*;
@@ -61,6 +63,35 @@ pub(crate) fn repeated_clock_json(
     let names = [format!("rank {}", first.rank), format!("rank {} again", first.rank)];
     let found = py.detach(|| compare_repeated(&first, &again, max_drift_ppm)).map_err(ConfigError::new_err)?;
     Ok(clocks_document(&names, &found)["slices"][1].to_string())
+}
+
+/// Clocks of recordings by the collectives that they share, as JSON: a list of parts that are tied to each other, each against
+/// its first member.
+#[pyfunction]
+pub(crate) fn shared_clocks_json(
+    py: Python<'_>,
+    recordings: Vec<Py<Recording>>,
+    max_drift_ppm: u32,
+) -> PyResult<String> {
+    let recordings: Vec<_> = recordings.iter().map(|recording| Arc::clone(&recording.get().inner)).collect();
+    let parts = py.detach(|| {
+        let recordings: Vec<_> = recordings.iter().map(|recording| &**recording).collect();
+        compare_shared(&recordings, max_drift_ppm)
+    });
+    let parts = parts.map_err(ConfigError::new_err)?;
+    let document = |part: &SharedPart| {
+        let names: Vec<_> = part.members.iter().map(|place| recordings[*place].rank.to_string()).collect();
+        let (slices, problem) = match &part.clocks {
+            Ok(found) => (clocks_document(&names, found)["slices"].take(), Value::Null),
+            Err(text) => (json!([]), json!(text)),
+        };
+        let ranks: Vec<_> = part.members.iter().map(|place| recordings[*place].rank).collect();
+        json!({
+            "seen": if part.seen == Seen::Ends { "ends" } else { "starts" },
+            "ranks": ranks, "slices": slices, "halves_ppm": part.halves_ppm, "problem": problem,
+        })
+    };
+    Ok(Value::Array(parts.iter().map(document).collect()).to_string())
 }
 
 /// How much the replayed time depends on each recording, as JSON. `assignment` as for `assemble`, `profile` as TOML.

@@ -180,6 +180,10 @@ pub const CONFIG_HOST_TIME: &str = "host_time";
 /// See [`CONFIG_HOST_TIME`].
 pub const HOST_TIME_MEASURED: &str = "measured";
 
+/// Key of the configuration text that is `1` where equal work on an idle stream takes equal time, so that a process may
+/// foresee answers ([`FLAG_FORESEEN`](crate::message::FLAG_FORESEEN)).
+pub const CONFIG_FORESIGHT: &str = "foresight";
+
 /// Name of the environment variable that holds the path of the session's socket. Without it every shim is inert.
 pub const ENV_SESSION: &str = "PRISM_SESSION";
 /// Name of the environment variable that names the rank a process plays (the launcher sets it beside `RANK`).

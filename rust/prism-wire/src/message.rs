@@ -32,7 +32,8 @@ pub enum RecordKind {
     EventRecord = 6,
     /// `stream` waits for the latest record of event `e` (nothing if it was never recorded).
     EventWait = 7,
-    /// Query: the host waits until `stream` is drained.
+    /// Query: the host waits until `stream` is drained. Answer `value` = by how many ps that is before `host_ns`, which is
+    /// rounded up; more than 999: the host came later.
     StreamSync = 8,
     /// Query: the host waits for event `e`.
     EventSync = 9,
@@ -130,10 +131,13 @@ impl RecordKind {
 pub const FLAG_BACKGROUND: u16 = 1;
 /// The record `flags` bit of an operation issued while its stream is being captured into a CUDA graph.
 pub const FLAG_CAPTURED: u16 = 2;
+/// The record `flags` bit of a [`RecordKind::StreamSync`] whose caller knows the answer and does not wait for it: `a` is
+/// when the stream is drained, in ps. The engine works it out all the same, and fails the session if it is another time.
+pub const FLAG_FORESEEN: u16 = 4;
 
 /// One call of the program. 64 bytes, little endian, no padding.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Record {
     /// A [`RecordKind`].
     pub kind: u16,

@@ -1,7 +1,7 @@
 //! The profile of the emulated device and host, as told by the engine's welcome message.
 
 use crate::session::HostCost;
-use prism_wire::control::{CONFIG_HOST_TIME, HOST_TIME_MEASURED};
+use prism_wire::control::{CONFIG_FORESIGHT, CONFIG_HOST_TIME, HOST_TIME_MEASURED};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 
@@ -67,6 +67,8 @@ pub(crate) struct Config {
     pub(crate) host: HostCosts,
     /// Is host time measured instead?
     pub(crate) measures_host: bool,
+    /// Does equal work on an idle stream take equal time?
+    pub(crate) foresees: bool,
     values: BTreeMap<CString, CString>,
 }
 
@@ -87,12 +89,13 @@ impl Config {
             }
         }
         let measures_host = lines.get(CONFIG_HOST_TIME).is_some_and(|value| value == HOST_TIME_MEASURED);
+        let foresees = lines.get(CONFIG_FORESIGHT).is_some_and(|value| value == "1");
         let c_string = |text: String| CString::new(text).map_err(|_| "profile text with a zero byte".to_owned());
         let values = lines
             .into_iter()
             .map(|(key, value)| Ok((c_string(key)?, c_string(value)?)))
             .collect::<Result<_, String>>()?;
-        Ok(Self { device, host, measures_host, values })
+        Ok(Self { device, host, measures_host, foresees, values })
     }
 
     /// The value of a key of the configuration text.

@@ -31,6 +31,7 @@ mod device;
 mod driver;
 mod event;
 mod export;
+mod foresight;
 mod functions;
 mod guard;
 mod handoff;

@@ -1,8 +1,11 @@
 //! Where the Python program is, for messages, and what belongs to the interpreter. The interpreter is found at run time: the
 //! library does not link to it.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ops::Range;
+use std::rc::Rc;
 use std::sync::OnceLock;
 
 type Object = *mut c_void;
@@ -17,6 +20,8 @@ struct Interpreter {
     back: unsafe extern "C" fn(Object) -> Object,
     code: unsafe extern "C" fn(Object) -> Object,
     line: unsafe extern "C" fn(Object) -> c_int,
+    /// The place in the code; since Python 3.11.
+    offset: Option<unsafe extern "C" fn(Object) -> c_int>,
     attribute: unsafe extern "C" fn(Object, *const c_char) -> Object,
     text: unsafe extern "C" fn(Object) -> *const c_char,
     incref: unsafe extern "C" fn(Object),
@@ -87,6 +92,10 @@ macro_rules! function {
 }
 
 impl Interpreter {
+    fn offset() -> Option<unsafe extern "C" fn(Object) -> c_int> {
+        Some(function!(c"PyFrame_GetLasti", (Object) -> c_int))
+    }
+
     fn find() -> Option<Self> {
         Some(Self {
             is_initialized: function!(c"Py_IsInitialized", () -> c_int),
@@ -97,6 +106,7 @@ impl Interpreter {
             back: function!(c"PyFrame_GetBack", (Object) -> Object),
             code: function!(c"PyFrame_GetCode", (Object) -> Object),
             line: function!(c"PyFrame_GetLineNumber", (Object) -> c_int),
+            offset: Self::offset(),
             attribute: function!(c"PyObject_GetAttrString", (Object, *const c_char) -> Object),
             text: function!(c"PyUnicode_AsUTF8", (Object) -> *const c_char),
             incref: function!(c"Py_IncRef", (Object)),
@@ -104,16 +114,20 @@ impl Interpreter {
         })
     }
 
-    /// `file:line` of a frame.
+    /// The code of a frame, and what is known of it. The reference to it is kept: programs have few codes that read values.
     ///
     /// # Safety
     /// The calling thread must hold the interpreter lock, and `frame` be a frame.
-    unsafe fn describe(&self, frame: Object) -> Option<String> {
-        // SAFETY: the lock is held; every new reference is given back; null results are not used.
+    unsafe fn code(&self, frame: Object, seen: &mut Seen) -> Option<(Object, Source)> {
+        // SAFETY: the lock is held; every new reference is given back or kept for good; null results are not used.
         unsafe {
             let code = (self.code)(frame);
             if code.is_null() {
                 return None;
+            }
+            if let Some(source) = seen.sources.get(&code) {
+                (self.decref)(code);
+                return Some((code, source.clone()));
             }
             let file = (self.attribute)(code, c"co_filename".as_ptr());
             let text = if file.is_null() { std::ptr::null() } else { (self.text)(file) };
@@ -121,16 +135,41 @@ impl Interpreter {
             if !file.is_null() {
                 (self.decref)(file);
             }
-            (self.decref)(code);
-            Some(format!("{}:{}", name?, (self.line)(frame)))
+            let source = name.map(|name| Source {
+                is_program: !name.contains("-packages/") && !name.starts_with('<'),
+                file: name.into(),
+            });
+            if let Some(source) = source.as_ref().filter(|_| seen.sources.len() < MOST_SEEN) {
+                seen.sources.insert(code, source.clone());
+            } else {
+                (self.decref)(code);
+            }
+            Some((code, source?))
         }
+    }
+
+    /// `file:line` of a frame of this code. To find the line takes long, so it is kept where the interpreter can tell the
+    /// place in the code.
+    ///
+    /// # Safety
+    /// As for [`Self::code`].
+    unsafe fn describe(&self, frame: Object, code: Object, source: &Source, seen: &mut Seen) -> Rc<str> {
+        // SAFETY: the lock is held.
+        let describe = || format!("{}:{}", source.file, unsafe { (self.line)(frame) }).into();
+        let Some(offset) = self.offset.filter(|_| seen.sources.contains_key(&code)) else { return describe() };
+        // SAFETY: the lock is held.
+        let place = (code, unsafe { offset(frame) });
+        if seen.lines.len() >= MOST_SEEN && !seen.lines.contains_key(&place) {
+            return describe();
+        }
+        Rc::clone(seen.lines.entry(place).or_insert_with(describe))
     }
 
     /// The innermost frame outside installed packages, else the innermost one.
     ///
     /// # Safety
     /// The calling thread must hold the interpreter lock.
-    unsafe fn place(&self) -> Option<String> {
+    unsafe fn place(&self, seen: &mut Seen) -> Option<Rc<str>> {
         const DEEPEST: usize = 200;
         // SAFETY: the lock is held; each frame is owned while it is looked at.
         unsafe {
@@ -141,18 +180,19 @@ impl Interpreter {
             (self.incref)(frame);
             let mut innermost = None;
             for _ in 0..DEEPEST {
-                let place = self.describe(frame);
-                let is_program =
-                    place.as_ref().is_some_and(|place| !place.contains("-packages/") && !place.starts_with('<'));
+                let found = self.code(frame, seen);
+                let is_program = found.as_ref().is_some_and(|(_, source)| source.is_program);
+                let place = found
+                    .filter(|_| is_program || innermost.is_none())
+                    .map(|(code, source)| self.describe(frame, code, &source, seen));
                 let outer = (self.back)(frame);
                 (self.decref)(frame);
+                frame = outer;
                 if is_program {
                     innermost = place;
-                    frame = outer;
                     break;
                 }
                 innermost = innermost.or(place);
-                frame = outer;
                 if frame.is_null() {
                     break;
                 }
@@ -165,8 +205,31 @@ impl Interpreter {
     }
 }
 
+/// Codes and lines that are kept in mind, at most, of each.
+const MOST_SEEN: usize = 4096;
+
+/// Where a code comes from.
+#[derive(Clone)]
+struct Source {
+    file: Rc<str>,
+    /// Is it not of an installed package?
+    is_program: bool,
+}
+
+/// What a thread has found out about the program so far. Codes are alive as long as they are in here.
+#[derive(Default)]
+struct Seen {
+    sources: HashMap<Object, Source>,
+    /// `file:line` by code and place in it.
+    lines: HashMap<(Object, c_int), Rc<str>>,
+}
+
+thread_local! {
+    static SEEN: RefCell<Seen> = RefCell::default();
+}
+
 /// `file:line` of the Python code the calling thread runs; `None` if it runs none.
-pub(crate) fn location() -> Option<String> {
+pub(crate) fn location() -> Option<Rc<str>> {
     static PYTHON: OnceLock<Option<Interpreter>> = OnceLock::new();
     let python = PYTHON.get_or_init(Interpreter::find).as_ref()?;
     // SAFETY: a thread that has a thread state may take the interpreter lock; it is given back at once.
@@ -175,7 +238,7 @@ pub(crate) fn location() -> Option<String> {
             return None;
         }
         let state = (python.ensure)();
-        let place = python.place();
+        let place = SEEN.with_borrow_mut(|seen| python.place(seen));
         (python.release)(state);
         place
     }

@@ -1,16 +1,17 @@
 //! The process's one connection to the engine. Nothing happens before the first call that needs a device.
 
 use crate::config::Config;
+use crate::foresight::{Foresight, Moment, State as Foreseen};
 use crate::libs::cupti::{collector, tsc};
 use crate::{capture, clock, handoff, hosttime, real};
 use prism_wire::client::{Client, ControlError};
 use prism_wire::control::{ControlKind, ENV_RANK, ENV_SESSION, ENV_WORLD_SIZE};
 use prism_wire::frame::{DeviceMode, Hello};
-use prism_wire::message::{FLAG_BACKGROUND, PROTOCOL_VERSION, Record, Reply, ReplyStatus};
+use prism_wire::message::{FLAG_BACKGROUND, FLAG_FORESEEN, PROTOCOL_VERSION, Record, Reply, ReplyStatus};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 /// Why there is no session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +51,12 @@ pub(crate) struct Session {
     /// The device and host profile.
     pub(crate) config: Config,
     names: Mutex<HashMap<String, u32>>,
+    /// Where equal work takes equal time.
+    foresight: Option<Foresight>,
 }
+
+/// `0`: every synchronisation asks the engine.
+const ENV_FORESIGHT: &str = "PRISM_FORESIGHT";
 
 const UNCONNECTED: u8 = 0;
 const CONNECTED: u8 = 1;
@@ -141,7 +147,9 @@ fn open(path: &Path) -> Result<Session, String> {
     };
     let client = Client::connect(path, &hello).map_err(|error| error.to_string())?;
     let config = Config::parse(client.config())?;
-    Ok(Session { client, config, names: Mutex::default() })
+    let is_wanted = std::env::var_os(ENV_FORESIGHT).is_none_or(|value| value != "0");
+    let foresight = (config.foresees && is_wanted).then(Foresight::default);
+    Ok(Session { client, config, names: Mutex::default(), foresight })
 }
 
 fn env_number(name: &str) -> Result<u32, String> {
@@ -238,6 +246,7 @@ impl Session {
     #[inline]
     pub(crate) fn append(&self, record: Record, host_cost_ns: i64) -> Result<(), ()> {
         let Some(record) = Self::stamped(record, host_cost_ns) else { return Ok(()) };
+        let _order = self.noted(&record);
         // `Client::append` reads no clock, so the hot path can do without `clock::inside`.
         self.client.append(&record).map_err(|error| lost(&error.to_string()))
     }
@@ -266,6 +275,7 @@ impl Session {
         is_cancelled: &dyn Fn() -> bool,
     ) -> Result<bool, ()> {
         let Some(record) = Self::stamped(record, host_cost_ns) else { return Ok(true) };
+        let _order = self.noted(&record);
         self.client.append_unless(&record, is_cancelled).map_err(|error| lost(&error.to_string()))
     }
 
@@ -277,6 +287,9 @@ impl Session {
         record.host_ns = clock::now();
         if !drives {
             record.flags |= FLAG_BACKGROUND;
+        }
+        if drives && let Some(host_ns) = self.foresee(&record) {
+            return Some(Reply { host_ns, ..Reply::default() });
         }
         let reply = match at_engine(|| self.client.query(record)) {
             Ok(reply) => reply,
@@ -296,11 +309,36 @@ impl Session {
         if drives {
             clock::advance_to(reply.host_ns);
             hosttime::restart();
+            if let Some(foresight) = &self.foresight {
+                foresight.lock().learn(&record, Moment::of(&reply));
+            }
             if collector::is_on() {
                 collector::note_query(&record);
             }
         }
         Some(reply)
+    }
+
+    /// Looks at a record that is about to be appended; no other thread appends one while the guard lives.
+    #[inline]
+    fn noted(&self, record: &Record) -> Option<MutexGuard<'_, Foreseen>> {
+        let mut state = self.foresight.as_ref()?.lock();
+        state.note(record);
+        Some(state)
+    }
+
+    /// Goes on after a synchronisation whose end is known; tells the engine.
+    fn foresee(&self, record: &Record) -> Option<i64> {
+        let mut state = self.foresight.as_ref()?.lock();
+        if collector::is_on() {
+            state.forget();
+            return None;
+        }
+        let Moment { ps, host_ns } = state.foresee(record)?;
+        let told = Record { flags: FLAG_FORESEEN, a: ps.cast_unsigned(), ..*record };
+        self.client.append(&told).map_err(|error| lost(&error.to_string())).ok()?;
+        clock::advance_to(host_ns);
+        Some(host_ns)
     }
 
     fn name_id(&self, name: &str) -> u32 {

@@ -14,7 +14,7 @@ static SEEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 pub(crate) fn call(name: &str) {
     let is_new = SEEN.lock().is_ok_and(|mut seen| !seen.contains(name) && seen.insert(name.to_owned()));
     if is_new {
-        let place = python::location().unwrap_or_else(|| "unknown place".to_owned());
+        let place = python::location().unwrap_or_else(|| "unknown place".into());
         real::log(&format!("prism: {name} is not supported by the emulated device (python: {place})\n"));
     }
     if session::is_connected() {

@@ -84,6 +84,8 @@ pub(crate) struct Process {
     /// Queries of threads that do not drive the device, by event, since the last call of one that does.
     pub(crate) background_polls: BTreeMap<u32, u32>,
     pub(crate) pending: BTreeMap<u64, Pending>,
+    /// Synchronisations whose answers the process has foreseen, until the engine knows them too: times by ticket.
+    pub(crate) foreseen: BTreeMap<u64, SimTime>,
     pub(crate) comms: BTreeMap<u32, SlotId>,
     /// Numbers in the exchange, by the process's ids.
     pub(crate) exchanges: BTreeMap<u32, u32>,
@@ -127,6 +129,7 @@ impl Process {
             host_time_ns: 0,
             background_polls: BTreeMap::new(),
             pending: BTreeMap::new(),
+            foreseen: BTreeMap::new(),
             comms: BTreeMap::new(),
             exchanges: BTreeMap::new(),
             tiers: BTreeMap::new(),

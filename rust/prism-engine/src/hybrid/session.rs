@@ -13,7 +13,7 @@ use crate::ids::Rank;
 use crate::sim::{Peers, SimError, SimOptions, Simulation};
 use crate::slice::recording::RankRecording;
 use prism_wire::control::{
-    CONFIG_HOST_TIME, CONFIG_LIVE, CONFIG_RULES, CONFIG_TURNS, HOST_TIME_MEASURED, KIND_RECEIVE,
+    CONFIG_FORESIGHT, CONFIG_HOST_TIME, CONFIG_LIVE, CONFIG_RULES, CONFIG_TURNS, HOST_TIME_MEASURED, KIND_RECEIVE,
 };
 use prism_wire::frame::{Request, ValuesRequest};
 use prism_wire::server::{Connection, ControlChannel, Listener, RecordReader, SessionCloser, handshake};
@@ -171,7 +171,13 @@ fn config_text(options: &SessionOptions) -> String {
     let live: Vec<String> = options.live.iter().map(u32::to_string).collect();
     let host_time =
         if options.measured_host_time { format!("{CONFIG_HOST_TIME}={HOST_TIME_MEASURED}\n") } else { String::new() };
-    format!("{}{CONFIG_LIVE}={}\n{host_time}", options.profile.config_text(), live.join(","))
+    let foresight = if is_foreseeable(options) { format!("{CONFIG_FORESIGHT}=1\n") } else { String::new() };
+    format!("{}{CONFIG_LIVE}={}\n{host_time}{foresight}", options.profile.config_text(), live.join(","))
+}
+
+/// Does equal work on an idle stream take equal time? Then a process need not ask when it is over each time.
+fn is_foreseeable(options: &SessionOptions) -> bool {
+    !options.measured_host_time && options.perturb.is_empty()
 }
 
 /// One simulation for all live ranks beside the virtual ones, or one for each live rank beside absent ones.

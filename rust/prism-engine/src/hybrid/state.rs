@@ -15,7 +15,7 @@ use crate::slice::recording::{CommOrigin, RankRecording, RecordedComm};
 use crate::units::SimTime;
 use indexmap::IndexSet;
 use prism_wire::frame::{NamedGroup, Request};
-use prism_wire::message::{FLAG_BACKGROUND, Record, RecordKind, Reply, ReplyStatus};
+use prism_wire::message::{FLAG_BACKGROUND, FLAG_FORESEEN, Record, RecordKind, Reply, ReplyStatus};
 use prism_wire::server::ReplyWriter;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -292,10 +292,28 @@ impl State {
         if kind == RecordKind::GroupEnd {
             self.sim_of(rank).close_group(Rank(rank)).map_err(|error| error.to_string())?;
         }
+        if kind == RecordKind::StreamSync && record.flags & FLAG_FORESEEN != 0 {
+            self.check_later(rank, record)?;
+            return Ok(false);
+        }
         if kind.is_query() {
             self.ask(rank, record, kind);
         }
         Ok(kind.is_query())
+    }
+
+    /// The process goes on at a time it has foreseen: what it does next counts from there, and the answer must be that.
+    fn check_later(&mut self, rank: u32, record: &Record) -> Result<(), String> {
+        let foreseen = i64::try_from(record.a).ok().map(SimTime::from_ps);
+        let foreseen =
+            foreseen.filter(|time| time.as_ns() >= record.host_ns).ok_or("a synchronisation ends before it begins")?;
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.sim_of(rank).ask(Rank(rank), Question::Resume, ticket);
+        let process = self.processes.get_mut(&rank).expect("checked by the caller");
+        process.last_host_ns = process.last_host_ns.max(foreseen.as_ns());
+        process.foreseen.insert(ticket, foreseen);
+        Ok(())
     }
 
     fn push(&mut self, rank: u32, record: &Record, kind: OpKind, family: Option<Family>) -> Result<(), String> {
@@ -389,6 +407,9 @@ impl State {
 
     /// The process has exited (the launcher says so) or its connection is gone.
     pub(crate) fn end(&mut self, rank: u32, exit_code: Option<i32>) {
+        if self.processes.get(&rank).is_some_and(|process| !process.foreseen.is_empty()) {
+            self.advance();
+        }
         let Some(process) = self.processes.get_mut(&rank) else { return };
         process.exited = process.exited.or(exit_code);
         if !std::mem::replace(&mut process.has_ended, true) {

@@ -95,9 +95,18 @@ impl State {
 
     fn answer(&mut self, sim: usize) -> bool {
         let answers = self.sims[sim].take_answers();
-        let any = !answers.is_empty();
+        let mut any = false;
+        let mut wrong = None;
         for (rank, ticket, answer) in answers {
             let Some(process) = self.processes.get_mut(&rank.0) else { continue };
+            if let (Some(foreseen), Answer::Resume(time)) = (process.foreseen.remove(&ticket), answer) {
+                if time != foreseen {
+                    wrong = Some((rank, foreseen.as_ps(), time.as_ps()));
+                    break;
+                }
+                continue;
+            }
+            any = true;
             let Some(pending) = process.pending.remove(&ticket) else { continue };
             let (value, host_ns) = match answer {
                 // A background thread waits in its own time.
@@ -107,7 +116,7 @@ impl State {
                     // Calls other threads made while this one waited come after its return.
                     let since = process.last_host_ns.saturating_sub(pending.host_ns).max(0);
                     process.last_host_ns = resumed.saturating_add(since);
-                    (0, resumed)
+                    (resumed.saturating_mul(1000).saturating_sub(time.as_ps()), resumed)
                 }
                 Answer::Done(is_done) => (i64::from(is_done), pending.host_ns),
                 Answer::Elapsed(time) => (time.as_ns(), pending.host_ns),
@@ -117,6 +126,12 @@ impl State {
                 pending.reply_slot,
                 Reply { status: ReplyStatus::Ok as u32, reserved: 0, value, host_ns },
             );
+        }
+        if let Some((rank, foreseen, time)) = wrong {
+            self.fail(format!(
+                "rank {rank}: a synchronisation was foreseen to end at {foreseen} ps and ends at {time} ps: an error of the \
+                 emulated device, please report it (PRISM_FORESIGHT=0 does without)"
+            ));
         }
         any
     }

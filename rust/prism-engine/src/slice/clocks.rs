@@ -12,9 +12,11 @@
 mod apply;
 mod linear;
 mod repeated;
+mod shared;
 
 pub use apply::{align, ends_of, place, set_ends, ties_of};
 pub use repeated::{compare_repeated, stretch_host};
+pub use shared::{Seen, SharedPart, compare_shared};
 
 use crate::units::SimTime;
 use linear::Symmetric;

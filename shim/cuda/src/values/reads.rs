@@ -244,21 +244,31 @@ fn stop(reason: &str) -> ! {
 
 fn count(text: String) {
     let mut counts = counts();
-    let is_new = !counts.places.contains(&text);
-    let text = if is_new && counts.places.len() >= MOST_PLACES {
-        let grade: Vec<&str> = text.split('\t').take(2).collect();
-        format!("{}\t0\tother places\t", grade.join("\t"))
-    } else {
-        text
-    };
-    if is_new {
-        counts.places.insert(text.clone());
+    match counts.pending.get_mut(&text) {
+        Some(number) => *number += 1,
+        None => counts.begin(text),
     }
-    *counts.pending.entry(text).or_default() += 1;
     counts.num_pending += 1;
     if counts.num_pending >= REPORT_EVERY {
         drop(counts);
         flush();
+    }
+}
+
+impl Counts {
+    /// Counts the first read with this text since the last report.
+    fn begin(&mut self, text: String) {
+        let is_new = !self.places.contains(&text);
+        let text = if is_new && self.places.len() >= MOST_PLACES {
+            let grade: Vec<&str> = text.split('\t').take(2).collect();
+            format!("{}\t0\tother places\t", grade.join("\t"))
+        } else {
+            text
+        };
+        if is_new {
+            self.places.insert(text.clone());
+        }
+        *self.pending.entry(text).or_default() += 1;
     }
 }
 

@@ -5,6 +5,7 @@ use crate::graph::op::{OpKind, Provenance};
 use crate::slice::recording::RankRecording;
 use crate::slice::splice::comm_number;
 use crate::units::SimTime;
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 
 /// The recording's fact with the ends of its collectives.
@@ -63,10 +64,10 @@ pub fn align(recordings: &mut [RankRecording]) -> Result<Option<Clocks>, String>
 ///
 /// # Errors
 /// An op that is no collective of its recording.
-pub fn ties_of(recordings: &[RankRecording], ends: &[Vec<(u32, SimTime)>]) -> Result<Vec<Tie>, String> {
+pub fn ties_of<R: Borrow<RankRecording>>(recordings: &[R], ends: &[Vec<(u32, SimTime)>]) -> Result<Vec<Tie>, String> {
     let mut events: BTreeMap<(&[u32], u32, u32), u64> = BTreeMap::new();
     let mut ties = Vec::new();
-    for (slice, (recording, ends)) in recordings.iter().zip(ends).enumerate() {
+    for (slice, (recording, ends)) in recordings.iter().map(Borrow::borrow).zip(ends).enumerate() {
         let ends: BTreeMap<u32, SimTime> = ends.iter().copied().collect();
         let mut calls = vec![0_u32; recording.comms.len()];
         let mut found = 0;

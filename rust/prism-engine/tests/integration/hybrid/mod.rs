@@ -4,6 +4,7 @@ mod agreement;
 mod background;
 mod determinism;
 mod failures;
+mod foreseen;
 mod identity;
 mod members;
 mod player;
