@@ -61,7 +61,8 @@ def import_kineto(
     }
     counter = _native.ReadCounter()
     bars = Progress(enabled=wants_progress(progress))
-    with bars.watched("MiB read", _size([*paths, *beside]) >> 20 if bars.enabled else None, lambda: counter.bytes() >> 20):
+    size = _size([*paths, *beside]) >> 20 if bars.enabled else None
+    with bars.watched("MiB read", size, lambda: counter.bytes() >> 20):
         graph, account = _native.import_kineto(paths, json.dumps(options), counter)
     document: dict[str, Any] = json.loads(account)
     if output is not None:
