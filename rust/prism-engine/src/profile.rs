@@ -18,9 +18,10 @@ use serde_json::Value;
 use thiserror::Error;
 
 /// Names and texts of the built-in profiles.
-const BUILTIN: [(&str, &str); 4] = [
+const BUILTIN: [(&str, &str); 5] = [
     ("a100-sxm", include_str!("../profiles/a100-sxm.toml")),
     ("b200-sxm", include_str!("../profiles/b200-sxm.toml")),
+    ("gb200-nvl72", include_str!("../profiles/gb200-nvl72.toml")),
     ("h100-sxm", include_str!("../profiles/h100-sxm.toml")),
     ("h200-sxm", include_str!("../profiles/h200-sxm.toml")),
 ];
@@ -237,6 +238,19 @@ pub struct Network {
     /// NCCL's LL128 protocol: most of the bandwidth, low latency. Without the table it is never chosen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ll128: Option<LowLatency>,
+    /// What NCCL's formula for NVLS trees leaves out; it goes on choosing by the formula.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nvls_tree: Option<SwitchTrees>,
+}
+
+/// All-reduces over NVLS trees beside NCCL's formula, a latency and the time of the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct SwitchTrees {
+    /// The pipeline over nodes and switches fills for this many times sqrt(latency x time of the bytes); 0 to 10.
+    pub fill: f64,
+    /// Bandwidth beside the formula's; 0.1 to 10.
+    pub bandwidth: f64,
 }
 
 /// A protocol whose messages carry their own arrival flags. What is not said here is as in the tables above, which
@@ -333,6 +347,16 @@ impl Profile {
             return Err(ProfileError::Range { key, expected: "at least 1", value: 0.0 });
         }
         self.validate_tuning()?;
+        if let Some(trees) = network.nvls_tree {
+            if !(0.0..=10.0).contains(&trees.fill) {
+                let (key, expected) = ("network.nvls_tree.fill", "from 0 to 10");
+                return Err(ProfileError::Range { key, expected, value: trees.fill });
+            }
+            if !(0.1..=10.0).contains(&trees.bandwidth) {
+                let (key, expected) = ("network.nvls_tree.bandwidth", "from 0.1 to 10");
+                return Err(ProfileError::Range { key, expected, value: trees.bandwidth });
+            }
+        }
         if network.ring_slices_per_step > MAX_RING_SLICES {
             let value = f64::from(network.ring_slices_per_step);
             return Err(ProfileError::Range { key: "network.ring_slices_per_step", expected: "at most 16", value });

@@ -9,7 +9,7 @@ use super::protocol::Protocol;
 use super::shape::CommShape;
 use super::tuning::{self, Chosen, CpuVendor, Function, LinkKind, NcclSettings, Refusal, Table, Topology, Tuning};
 use super::{Algorithm, CollectiveCall, nvls};
-use crate::profile::Profile;
+use crate::profile::{Profile, SwitchTrees};
 
 /// Least traffic for which a channel is used. Source: `scheduleCollTasksToPlan` in `src/enqueue.cc`.
 const LEAST_TRAFFIC: u64 = 32 << 10;
@@ -28,6 +28,7 @@ pub(crate) struct Tuned {
     settings: NcclSettings,
     nodes: u64,
     ranks: u64,
+    nvls_tree: Option<SwitchTrees>,
     /// Parts into which the channels divide every link.
     lanes: u64,
     /// Channels of the first of the two trees.
@@ -64,6 +65,7 @@ impl Tuned {
         Some(Self {
             nodes: u64::from(topology.nodes),
             ranks: u64::from(topology.ranks),
+            nvls_tree: profile.network.nvls_tree,
             lanes,
             // Source: `connectTrees` in `src/graph/connect.cc`; further channels repeat the first ones.
             first_tree: u64::from(topology.channels / 2).max(1),
@@ -78,10 +80,18 @@ impl Tuned {
         self.lanes
     }
 
-    /// Latency and time of the bytes that NCCL expects of a call by an algorithm under Simple, in microseconds.
+    /// Latency and time of the bytes that NCCL expects of a call by an algorithm under Simple, in microseconds; that of NVLS trees
+    /// with what NCCL leaves out.
     pub(crate) fn expected(&self, call: &CollectiveCall, algorithm: Algorithm) -> Option<(f64, f64)> {
         let ops = call.ops.max(1).div_ceil(self.table.channels());
-        self.table.parts(Function::of(call.kind)?, algorithm, 2, call.bytes, ops)
+        let (latency, bytes) = self.table.parts(Function::of(call.kind)?, algorithm, 2, call.bytes, ops)?;
+        match self.nvls_tree {
+            Some(SwitchTrees { fill, bandwidth }) if algorithm == Algorithm::NvlsTree => {
+                let bytes = bytes / bandwidth;
+                Some((latency, bytes + fill * (latency * bytes).sqrt()))
+            }
+            _ => Some((latency, bytes)),
+        }
     }
 
     /// What NCCL takes for a call, `None` for those made of messages.

@@ -235,13 +235,17 @@ pub(super) fn pattern(shape: &CommShape, call: &CollectiveCall, step: StepMessag
             writer.finish(lag)
         }
         Streams::Trees(trees) => {
-            trees.iter().enumerate().for_each(|(tree, streams)| {
-                streams.iter().for_each(|stream| writer.tree(shape, tree, stream, costs));
-            });
+            for (tree, streams) in trees.iter().enumerate() {
+                for stream in streams {
+                    writer.tree(shape, tree, stream, costs);
+                }
+            }
             writer.finish(0)
         }
         Streams::Chain(chain) => {
-            chain.iter().for_each(|stream| writer.chain(shape, call, stream, costs));
+            for stream in &chain {
+                writer.chain(shape, call, stream, costs);
+            }
             writer.finish(0)
         }
         Streams::Direct => {

@@ -1,0 +1,112 @@
+"""Errors of the communication model beside measured all-reduces, fitted to other measurements than those asked for.
+
+    python benches/all_reduce.py [FOLDER OF TABLES]          # half a minute
+
+Rows of `nccl_allreduce_bandwidth.csv`, 64 KiB and more. One node of A100 with 3, 4 and 7 ranks: the factors of
+`prism calibrate comm`, fitted to the other two (goal G1). Two sites with two nodes of eight H100: the constants
+of NVLS trees (`network.nvls_tree`), fitted to the other site; without them NCCL's own formula stands alone. Goal G2
+asks for four and eight nodes of H100 from two of the same site, and there are no rows of those. Errors are
+|model / measured - 1|.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from prism_core.config import read_profile
+from prism_core.imports.network import calibrate_comm
+
+ROOT = Path(__file__).resolve().parent.parent
+#: Sizes, bytes: all, and those at which protocols and algorithms change.
+BANDS = {"all": (64 << 10, 1 << 40), "64 KiB to 4 MiB": (64 << 10, 4 << 20)}
+ONE_NODE = ("vtrain_A100_3", "vtrain_A100_4", "vtrain_A100_7")
+TWO_NODES = ("h100_2n_issue309", "h100_2n_gjaion")
+#: Values of the constants of NVLS trees that are tried.
+FILLS, BANDWIDTHS = [step / 20 for step in range(31)], [1 + step / 50 for step in range(-2, 8)]
+Row: TypeAlias = Mapping[str, str]
+
+
+def write_log(found: Sequence[Row], band: tuple[int, int], path: Path) -> int:
+    """Measurements of one communicator as nccl-tests prints them; how many."""
+    low, high = band
+    chosen = [row for row in found if low <= int(row["size_B"]) <= high]
+    ranks, nodes = int(found[0]["n_gpus"]), int(found[0]["nodes"])
+    lines = [f"# Rank {rank} Pid 1 on host{rank * nodes // ranks} device {rank}" for rank in range(ranks)]
+    lines.append("# size count type redop root time")
+    lines += [f"{row['size_B']} {int(row['size_B']) // 4} float sum -1 {row['time_us']}" for row in chosen]
+    path.write_text("\n".join(lines) + "\n")
+    return len(chosen)
+
+
+def errors(log: Path, profile: str) -> dict[str, float]:
+    """Median, ninth decile and worst error of a profile as it is."""
+    found: dict[str, float] = calibrate_comm(log, profile=profile, collective="all_reduce")["before"]
+    return found
+
+
+def with_trees(path: Path, fill: float, bandwidth: float) -> str:
+    """The profile of H100 with these constants of NVLS trees."""
+    head, table = read_profile("h100-sxm").split("[network.nvls_tree]")
+    rest = table.split("\n[", 1)[1:]
+    text = f"{head}[network.nvls_tree]\nfill = {fill}\nbandwidth = {bandwidth}\n" + "".join(
+        f"\n[{part}" for part in rest
+    )
+    path.write_text(text)
+    return str(path)
+
+
+def fitted_trees(log: Path, path: Path) -> tuple[float, float]:
+    """The constants with the least sum of median and ninth decile."""
+
+    def loss(constants: tuple[float, float]) -> float:
+        found = errors(log, with_trees(path, *constants))
+        return found["median"] + found["p90"]
+
+    return min(itertools.product(FILLS, BANDWIDTHS), key=loss)
+
+
+def bases(own: str, by_set: Mapping[str, Sequence[Row]], here: Path) -> tuple[str, str, str]:
+    """The profile that was fitted to nothing, the one that was fitted to the other sets, and a remark."""
+    others = [one for one in (ONE_NODE if own in ONE_NODE else TWO_NODES) if one != own]
+    logs = [here / f"{other}.log" for other in others]
+    for other, log in zip(others, logs, strict=True):
+        write_log(by_set[other], BANDS["all"], log)
+    fitted = here / "fitted.toml"
+    if own in ONE_NODE:
+        calibrate_comm(logs, fitted, profile="a100-sxm", collective="all_reduce")
+        return "a100-sxm", str(fitted), "factors"
+    fill, bandwidth = fitted_trees(logs[0], here / "tried.toml")
+    plain = with_trees(here / "plain.toml", 0.0, 1.0)
+    return plain, with_trees(fitted, fill, bandwidth), f"fill {fill:.2f}, bandwidth {bandwidth:.2f}"
+
+
+def main() -> None:
+    """Prints the table."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT.parent / "shared" / "data" / "tables"
+    table = folder / "nccl_allreduce_bandwidth.csv"
+    if not table.is_file():
+        sys.exit(f"{table} is not here: name the folder of tables")
+    by_set: dict[str, list[Row]] = {}
+    for row in csv.DictReader(table.open()):
+        if float(row["time_us"]) > 0:
+            by_set.setdefault(row["dataset"], []).append(row)
+    print("| rows | sizes | measurements | before: median, p90, worst | fitted to the others | with |\n|" + "---|" * 6)
+    for own in (*ONE_NODE, *TWO_NODES):
+        with tempfile.TemporaryDirectory(prefix="prism-all-reduce-") as temporary:
+            here = Path(temporary)
+            before, fitted, remark = bases(own, by_set, here)
+            for name, band in BANDS.items():
+                count = write_log(by_set[own], band, here / "own.log")
+                cells = [errors(here / "own.log", base) for base in (before, fitted)]
+                said = [", ".join(f"{cell[key]:.1%}" for key in ("median", "p90", "worst")) for cell in cells]
+                print(f"| {own} | {name} | {count} | {' | '.join(said)} | {remark} |")
+
+
+if __name__ == "__main__":
+    main()
