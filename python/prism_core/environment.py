@@ -37,6 +37,8 @@ EXIT_UNKNOWN_VALUE = 96
 
 #: The version of NCCL to answer with; what the user says goes before what torch was built for.
 NCCL_VERSION = "PRISM_NCCL_VERSION"
+#: `0`: every wait asks the engine.
+FORESIGHT = "PRISM_FORESIGHT"
 #: ELF machine numbers (elf.h) by the name Python gives the machine.
 _ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
 
@@ -121,7 +123,9 @@ def loader_variables(shims: list[Path], base: Mapping[str, str]) -> dict[str, st
 def rank_environment(rank: int, placement: Placement, shims: list[Path], base: Mapping[str, str]) -> dict[str, str]:
     """The whole environment of one rank's process."""
     theirs = ("PRISM_", "TORCHELASTIC_")
-    kept = {name: value for name, value in base.items() if name == NCCL_VERSION or not name.startswith(theirs)}
+    kept = {
+        name: value for name, value in base.items() if name in (NCCL_VERSION, FORESIGHT) or not name.startswith(theirs)
+    }
     kept.setdefault("OMP_NUM_THREADS", "1")
     kept.setdefault("PYTHONHASHSEED", "0")
     kept.setdefault("TORCH_GLOO_LAZY_INIT", "1")
