@@ -109,7 +109,9 @@ class RoleFinder:
             if self.may_add and (better := self._explain(way, representatives, known)) is not way:
                 way = better
                 continue
-            stand_ins = self._stand_ins(way, representatives)
+            stand_ins = self._stand_ins(way, representatives, known)
+            if self.may_add and self._odd(way, representatives):
+                continue  # what was run beside an end of the job bears out a role of its own
             drawn = self._draw(generator, way, stand_ins)
             self._run(drawn)
             verified.update(drawn)
@@ -233,15 +235,17 @@ class RoleFinder:
 
         return min(ranks, key=cost)
 
-    def _stand_ins(self, distinction: Distinction, representatives: Mapping[RoleKey, int]) -> list[int]:
+    def _stand_ins(
+        self, distinction: Distinction, representatives: Mapping[RoleKey, int], known: Explanations
+    ) -> list[int]:
         """For every rank the rank that stands for it if it is not run itself."""
         stand_ins = [representatives[distinction.key_of(rank)] for rank in range(self.world_size)]
         if self.may_add:
             for end in (0, self.world_size - 1):
-                self._explain_end(end, distinction, stand_ins)
+                self._explain_end(end, distinction, stand_ins, known)
         return stand_ins
 
-    def _explain_end(self, end: int, distinction: Distinction, stand_ins: list[int]) -> None:
+    def _explain_end(self, end: int, distinction: Distinction, stand_ins: list[int], known: Explanations) -> None:
         """Finds out whether an end of the job that differs from its stand-in is alone, or one of many.
 
         A sharded dimension smaller than the job gives rows to the first ranks and none to the others: then all ranks
@@ -257,6 +261,8 @@ class RoleFinder:
         self._run([between[differs]])
         if self._is_like(between[differs], representative):
             return  # the end alone is special, and stands for nobody else
+        if not self._is_like(between[differs], end) and self._is_borne_out(between[differs], known):
+            return  # it would be like that anywhere: no matter of the end
         while same - differs > 1 and len(self.recordings) < MAX_REPRESENTATIVES:
             middle = (differs + same) // 2
             self._run([between[middle]])
@@ -269,6 +275,21 @@ class RoleFinder:
         for rank in between[1 : differs + 1]:
             nearest = rank if rank in self.recordings else nearest
             stand_ins[rank] = nearest
+
+    def _is_borne_out(self, rank: int, known: Explanations) -> bool:
+        """Tells whether a rank is like one far from it, which it should be by the simplest explanation of all seen."""
+        found = known.simplest(self._agrees)
+        if not found:
+            return False
+        ends, key = (0, self.world_size - 1), found[0].key_of(rank)
+        alike = [
+            other for other in range(self.world_size) if found[0].key_of(other) == key and other not in (rank, *ends)
+        ]
+        if not alike:
+            return False
+        far = min(alike, key=lambda other: (abs(other - known.typical), other))
+        self._run([far])
+        return self._is_like(far, rank)
 
     def _is_like(self, rank: int, other: int) -> bool:
         """Tells whether two ranks are equal, or near enough to each other."""

@@ -201,6 +201,30 @@ def test_measured_times_make_no_roles() -> None:
         infer(compares_times=True)
 
 
+def megatron_groups() -> list[list[int]]:
+    """Groups of megatron-core with TP 2, DP 4, PP 2 in its order, those of a whole model (TP x PP) among them."""
+    data = [[8 * stage + place + 2 * replica for replica in range(4)] for stage in (0, 1) for place in (0, 1)]
+    models = [[2 * replica, 2 * replica + 1, 2 * replica + 8, 2 * replica + 9] for replica in range(4)]
+    tensor, pipeline = [[rank, rank + 1] for rank in range(0, 16, 2)], [[rank, rank + 8] for rank in range(8)]
+    return [list(range(16)), *data, *models, *tensor, *pipeline, list(range(8)), list(range(8, 16))]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_neighbour_of_the_first_rank_may_have_a_role_that_others_have(seed: int) -> None:
+    """Tensor pairs whose first rank broadcasts, and rank 0 does more besides: rank 1 is no exception for its place."""
+
+    def program_of(rank: int) -> object:
+        return "log" if rank == 0 else (rank % 2, rank // 8)
+
+    def run(ranks: Sequence[int]) -> list[FakeRecording]:
+        return [FakeRecording(rank, program_of(rank)) for rank in ranks]
+
+    search = RoleFinder(world_size=16, gpus_per_node=8, run=run, seed=seed)
+    positions = Positions(megatron_groups(), 16)
+    roles = search.infer([0, 8, 15], 8, lambda seen: Explanations(positions, seen.rank, [4], 8))
+    assert [program_of(rank) for rank in roles.assignment] == [program_of(rank) for rank in range(16)]
+
+
 @dataclass
 class PiecesOfOptimizer(FakeRecording):
     """A rank of a stage with so many millionths more to copy than others."""
