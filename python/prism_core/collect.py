@@ -30,7 +30,7 @@ from prism_core.forks import ForkStarter, NoFork, choose_starter
 from prism_core.kernels import read_tables
 from prism_core.launch import RankGroup, Seat, await_engine, failure_of, log_path, session_status
 from prism_core.nccl import with_environment
-from prism_core.parts import KeptRecording, Part, PartFolder, RecordingShelf, said_by
+from prism_core.parts import PEAK_KEYS, KeptRecording, Part, PartFolder, RecordingShelf, said_by
 from prism_core.progress import Progress
 from prism_core.published import META, PublishedValues, ValueKey
 from prism_core.repeated import SliceSpeeds
@@ -45,10 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 #: What a rank's recording tells of its memory.
-_MEMORY_KEYS = (
-    "peak_allocated_bytes", "peak_reserved_bytes", "peak_device_bytes", "workspace_bytes", "nccl_buffer_bytes",
-    "pipeline_stage",
-)  # fmt: skip
+_MEMORY_KEYS = (*PEAK_KEYS, "workspace_bytes", "nccl_buffer_bytes", "pipeline_stage")
 
 
 def collect(

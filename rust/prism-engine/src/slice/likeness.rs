@@ -7,10 +7,9 @@
 use super::recording::RankRecording;
 use crate::graph::op::{Op, OpKind};
 use crate::ids::StreamId;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-/// One in a million.
-pub const MILLION: u64 = 1_000_000;
+const MILLION: i128 = 1_000_000;
 
 /// What a rank does between two communications: picoseconds, or ops.
 #[derive(Debug, Default)]
@@ -25,7 +24,7 @@ impl Between {
     }
 
     fn distance(&self, other: &Self) -> i128 {
-        let streams: std::collections::BTreeSet<_> = self.by_stream.keys().chain(other.by_stream.keys()).collect();
+        let streams: BTreeSet<_> = self.by_stream.keys().chain(other.by_stream.keys()).collect();
         let of = |amounts: &Self, stream| amounts.by_stream.get(stream).copied().unwrap_or(0);
         let apart: i128 = streams.into_iter().map(|stream| gap(of(self, stream), of(other, stream))).sum();
         gap(self.host, other.host) + apart
@@ -81,7 +80,7 @@ impl RankRecording {
             return Some(0);
         }
         // Rounded up: what is not equal is not 0 apart.
-        let ppm = (apart * i128::from(MILLION) + longer - 1) / longer.max(1);
+        let ppm = (apart * MILLION + longer - 1) / longer.max(1);
         Some(u64::try_from(ppm).unwrap_or(u64::MAX))
     }
 }
