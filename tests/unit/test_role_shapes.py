@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from prism_core.errors import RoleError
@@ -62,18 +63,21 @@ class Mesh:
 DATA, TENSOR, PIPELINE, EXPERT = 1, 2, 3, 4
 
 
-def find(
-    mesh: Mesh, program_of: Callable[[int], object], p2p: Sequence[int], **options: object
-) -> tuple[RoleFinder, Roles]:
-    def run(ranks: Sequence[int]) -> list[FakeRecording]:
-        return [FakeRecording(rank, program_of(rank)) for rank in ranks]
-
-    search = RoleFinder(world_size=mesh.world, gpus_per_node=8, run=run, **options)  # type: ignore[arg-type]
+def roles_of(mesh: Mesh, record: Callable[[int], Any], p2p: Sequence[int], **options: Any) -> tuple[RoleFinder, Roles]:
+    """Finds the roles of a job on `mesh` whose rank `r` is recorded as `record(r)`."""
+    finder = RoleFinder(
+        world_size=mesh.world, gpus_per_node=8, run=lambda ranks: [record(rank) for rank in ranks], **options
+    )
     positions = Positions(mesh.groups(), mesh.world)
     base = mesh.world // 2
     first = sorted({0, base, mesh.world - 1})
-    roles = search.infer(first, base, lambda recording: Explanations(positions, recording.rank, p2p, 8))
-    return search, roles
+    return finder, finder.infer(first, base, lambda seen: Explanations(positions, seen.rank, p2p, 8))
+
+
+def find(
+    mesh: Mesh, program_of: Callable[[int], object], p2p: Sequence[int], **options: Any
+) -> tuple[RoleFinder, Roles]:
+    return roles_of(mesh, lambda rank: FakeRecording(rank, program_of(rank)), p2p, **options)
 
 
 def assert_right(mesh: Mesh, roles: Roles, program_of: Callable[[int], object]) -> None:
@@ -239,13 +243,10 @@ class PiecesOfOptimizer(FakeRecording):
 
 
 def find_near(mesh: Mesh, extra_of: Callable[[int], int], tolerance_ppm: int) -> tuple[RoleFinder, Roles]:
-    def run(ranks: Sequence[int]) -> list[PiecesOfOptimizer]:
-        return [PiecesOfOptimizer(rank, mesh.place(rank)[2], extra=extra_of(rank)) for rank in ranks]
+    def record(rank: int) -> PiecesOfOptimizer:
+        return PiecesOfOptimizer(rank, mesh.place(rank)[2], extra=extra_of(rank))
 
-    search = RoleFinder(world_size=mesh.world, gpus_per_node=8, run=run, tolerance_ppm=tolerance_ppm)
-    positions = Positions(mesh.groups(), mesh.world)
-    first = sorted({0, mesh.world // 2, mesh.world - 1})
-    return search, search.infer(first, mesh.world // 2, lambda seen: Explanations(positions, seen.rank, [PIPELINE], 8))
+    return roles_of(mesh, record, [PIPELINE], tolerance_ppm=tolerance_ppm)
 
 
 def test_ranks_that_communicate_alike_pass_for_one_role_as_far_apart_as_is_said() -> None:
