@@ -84,6 +84,11 @@ JOBS = [
     Job("DP 4, distributed optimizer", 4, ("--distributed-optimizer", "--microbatches=2")),
     Job("DP 4, the same, overlap", 4, ("--distributed-optimizer", "--overlap", "--microbatches=2")),
 ]
+#: Compared with all ranks real, and no more: a run of all of them takes minutes.
+LARGE_JOBS = [
+    Job("TP 2, PP 2, DP 8, 1F1B", 32, _TP_PP, sandbox=(0, 21), **_DEEP),
+    Job("the same, rank 17 half as fast", 32, _TP_PP, sandbox=(0, 21), perturb=(Straggler(ranks=[17], factor=2.0),)),
+]
 
 
 def site(folder: Path) -> str:
