@@ -16,7 +16,7 @@ from prism_core.config import read_profile
 from prism_core.estimate import Layout, bubble, estimate, useful_flop
 
 #: Shapes, from the models' own configurations.
-_LLAMA = dict(kv_heads=8, gated=True, vocab=128256, untied_embeddings=True)
+_LLAMA = dict(kv_heads=8, gated=True, vocab=128256, untied_embeddings=True, rotary=True)
 MODELS: dict[str, dict[str, Any]] = {
     "8B": dict(layers=32, hidden=4096, heads=32, ffn=14336, **_LLAMA),
     "70B": dict(layers=80, hidden=8192, heads=64, ffn=28672, **_LLAMA),
@@ -24,7 +24,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "175B": dict(layers=96, hidden=12288, heads=96),
     "20B": dict(layers=44, hidden=6144, heads=48),
     "5B": dict(layers=24, hidden=4096, heads=32),
-    "Nemotron-8B": dict(layers=32, hidden=4096, heads=32, ffn=16384, vocab=256000, untied_embeddings=True),
+    "Nemotron-8B": dict(layers=32, hidden=4096, heads=32, ffn=16384, vocab=256000, untied_embeddings=True, rotary=True),
 }
 NAMES = {
     "Llama3-8B": "8B", "Llama3-70B": "70B", "Llama3.1-405B": "405B", "GPT3-5B": "5B", "GPT3-20B": "20B",

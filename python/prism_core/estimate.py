@@ -66,6 +66,8 @@ class Layout:
     parameter_bytes: int = 2
     #: Embedding and head take the place of a layer each in the first and the last stage.
     ends_are_layers: bool = False
+    #: Queries and keys are rotated by their positions (RoPE).
+    rotary: bool = False
     #: Norms and residual sums are spread over the tensor-parallel ranks as well.
     sequence_parallel: bool = False
     #: Share of the tensor-parallel communication that is hidden behind the products.
@@ -140,6 +142,8 @@ Work = dict[str, Any]
 #: Bytes per element to make an 8-bit factor of a product: the largest value is looked for, 16 bits are read, 8 bits
 #: written, and again in the other order. Assumed (2 + 2 + 1 + 2 + 2 + 1).
 _QUANTISED_BYTES = 10
+#: The same of a weight, in both orders at once: once a step, or whenever it has been gathered in 16 bits.
+_QUANTISED_WEIGHT_BYTES = 6
 
 
 def _gemm(m: int, n: int, k: int, dtype: str, batch: int = 1) -> Work:
@@ -194,8 +198,13 @@ def parts(layout: Layout) -> Parts:
     norms = [_stream(2 * activation, "layer_norm")] * 2
     streams = [(3.5 if layout.dropout else 3) * activation] * 2
     streams.append((3 if layout.gated else 2) * 2 * tokens * wide)
+    if layout.rotary:
+        streams.append(2 * ELEMENT * tokens * (heads + kv_heads // layout.tp) * depth)
     forward += [*norms, *(_stream(item) for item in streams)]
     backward += [_stream(3 * activation, "layer_norm")] * 2 + [_stream(1.5 * item) for item in streams]
+    weights = layout.stage_parameters if layout.dtype == "fp8" and layout.parameter_bytes > 1 else 0
+    if weights and layout.fully_sharded:
+        forward.append(_stream(_QUANTISED_WEIGHT_BYTES * weights / layout.layers))
     vocabulary = layout.vocab // layout.tp
     logits = [(tokens, vocabulary, width), (tokens, width, vocabulary), (vocabulary, width, tokens)]
     head = [_gemm(*shape, "bf16" if layout.dtype == "fp8" else layout.dtype) for shape in logits]
@@ -204,6 +213,8 @@ def parts(layout: Layout) -> Parts:
     owned = parameters_per_rank(layout) / (layout.dp * layout.cp if is_sharded(layout) else 1)
     # Gradients, master parameters and two moments are read, three of them and the parameters written.
     optimizer = [_stream(owned * (layout.gradient_bytes_per_parameter + 12 + 12 + size))]
+    if weights and not layout.fully_sharded:
+        optimizer.append(_stream(_QUANTISED_WEIGHT_BYTES * weights))
     return Parts(forward, backward, head, optimizer, ring_steps)
 
 

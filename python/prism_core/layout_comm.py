@@ -154,6 +154,9 @@ def data_parallel(layout: Layout, profile: str, forward_ns: float, backward_ns: 
 
     reduced = layout.gradient_bytes_per_parameter * (parameters + ends)
     share = busy_share(layout, profile)
+    # Interleaved, a block of layers is done with as many microbatches as there are stages before the next has its turn.
+    turns = layout.pp if blocks > 1 else 1
+    forward_ns, backward_ns = turns * forward_ns, turns * backward_ns
     if not layout.distributed_optimizer:
         return _beside(each("AllReduce", reduced), buckets, backward_ns, share)
     # Embedding and head stay in 16 bits.
