@@ -168,6 +168,7 @@ def _vtrain(path: Path) -> Iterator[tuple[Layout, int, float]]:
             seq=int(number["sequence length"]), global_batch=int(number["global batch"]),
             micro_batch=int(number["micro batch"]), tp=int(number["tensor parallelism"]),
             dp=int(number["data parallelism"]), dtype="fp16", fused_attention=False, dropout=True, recompute=True,
+            fused_loss=False,
         )  # fmt: skip
         yield layout, int(number["# GPUs"]), float(number["iteration time (ms)"])
 

@@ -57,6 +57,8 @@ class Layout:
     #: One fused attention kernel, or products, masks, softmax and dropout one by one.
     fused_attention: bool = True
     dropout: bool = False
+    #: One kernel for loss and gradient of the logits, or a dozen.
+    fused_loss: bool = True
     #: The forward pass of each layer is run again before its backward pass.
     recompute: bool = False
     #: Embedding and head are matrices of their own.
@@ -144,6 +146,9 @@ Work = dict[str, Any]
 _QUANTISED_BYTES = 10
 #: The same of a weight, in both orders at once: once a step, or whenever it has been gathered in 16 bits.
 _QUANTISED_WEIGHT_BYTES = 6
+#: Bytes per logit of an unfused loss, kernel by kernel (Megatron-core's `tensor_parallel/cross_entropy.py`): to single
+#: precision, largest, difference, exponential, sum, quotient; backward the product and back to 16 bits.
+_LOSS_BYTES = [6, 4, 8, 8, 4, 8, 8, 6]
 
 
 def _gemm(m: int, n: int, k: int, dtype: str, batch: int = 1) -> Work:
@@ -209,7 +214,8 @@ def parts(layout: Layout) -> Parts:
     logits = [(tokens, vocabulary, width), (tokens, width, vocabulary), (vocabulary, width, tokens)]
     head = [_gemm(*shape, "bf16" if layout.dtype == "fp8" else layout.dtype) for shape in logits]
     # Softmax in single precision, forward and backward.
-    head += [_stream(tokens * vocabulary * 4 * 2, "softmax")] * 2
+    moves = [8, 8] if layout.fused_loss else _LOSS_BYTES
+    head += [_stream(tokens * vocabulary * moved, "softmax" if layout.fused_loss else "") for moved in moves]
     owned = parameters_per_rank(layout) / (layout.dp * layout.cp if is_sharded(layout) else 1)
     # Gradients, master parameters and two moments are read, three of them and the parameters written.
     optimizer = [_stream(owned * (layout.gradient_bytes_per_parameter + 12 + 12 + size))]
