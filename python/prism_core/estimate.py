@@ -289,8 +289,9 @@ def estimate(layout: Layout, profile: str, kernels: Sequence[str] = ()) -> dict[
 
     Returns:
         `iteration_time_ns`, and what it is made of: the replayed schedule, logits and loss, the optimizer, exposed
-        data-parallel communication where it is not part of the schedule, and what communication beside it slows computing
-        down by; forward and backward pass of a layer, and what of them is exposed context-parallel communication.
+        data-parallel communication where it is not part of the schedule (`exposed_ns`), and how much longer computing
+        takes beside what is not exposed (`slowed_ns`); forward and backward pass of a layer, and what of them is
+        exposed context-parallel communication (`context_layer_ns`).
     """
     layout.check()
     forward, backward, head, optimizer, context = _sums(layout, profile, tuple(kernels))

@@ -4,12 +4,14 @@ Every duration is the engine's, of the one call on the profile's network, among 
 tensor-parallel ranks are neighbours, context-parallel ones come next, then data-parallel ones (Megatron-core's order).
 What runs beside what is a rule:
 
-* context parallelism as Transformer Engine's `context_parallel.py` (2.x) has it. `p2p`: a ring; each of `cp` steps computes
-  on the keys and values at hand while those of the next step are under way, in the backward pass together with
-  the gradients of the step before. `all_gather`: keys and values are gathered before the attention, their gradients scattered
-  after it. `a2a`: heads instead of positions are spread within the attention; the exchanges run before and after it;
+* context parallelism as Transformer Engine's `context_parallel.py` (2.20) has it. `p2p`: a ring; each of `cp` steps
+  computes on the keys and values at hand while those of the next step are under way, in the backward pass together
+  with the gradients of the step before. `all_gather`: keys and values are gathered before the attention, their
+  gradients scattered after it. `a2a`: heads instead of positions are spread within the attention; the exchanges run
+  before and after it;
 * data parallelism as Megatron-core's `distributed_data_parallel.py` has it: gradients are reduced in buckets beside the
-  last backward pass, parameters gathered in buckets beside the next forward pass. The last and the first bucket are not hidden.
+  last backward pass, parameters gathered in buckets beside the next forward pass. The last and the first bucket are
+  not hidden.
 """
 
 from __future__ import annotations
