@@ -21,17 +21,10 @@ import math
 import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from prism_core import _native
+from prism_core.layout import ELEMENT, Layout
 
-if TYPE_CHECKING:
-    from prism_core.estimate import Layout
-
-#: Bytes of an element of activations and their gradients: 16-bit floats, also where products are in 8 bits.
-ELEMENT = 2
-#: How context-parallel ranks exchange keys and values.
-CP_COMM_TYPES = ("p2p", "all_gather", "a2a")
 #: Megatron-core's parameters of a bucket: at least, and per data-parallel rank.
 _BUCKET, _BUCKET_PER_RANK = 40_000_000, 1_000_000
 
