@@ -16,30 +16,43 @@ from prism_core.config import read_profile
 from prism_core.estimate import Layout, bubble, estimate, useful_flop
 
 #: Shapes, from the models' own configurations.
+_LLAMA = dict(kv_heads=8, gated=True, vocab=128256, untied_embeddings=True, rotary=True)
 MODELS: dict[str, dict[str, Any]] = {
-    "8B": dict(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, gated=True, vocab=128256),
-    "70B": dict(layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, gated=True, vocab=128256),
-    "405B": dict(layers=126, hidden=16384, heads=128, kv_heads=8, ffn=53248, gated=True, vocab=128256),
+    "8B": dict(layers=32, hidden=4096, heads=32, ffn=14336, **_LLAMA),
+    "70B": dict(layers=80, hidden=8192, heads=64, ffn=28672, **_LLAMA),
+    "405B": dict(layers=126, hidden=16384, heads=128, ffn=53248, **_LLAMA),
     "175B": dict(layers=96, hidden=12288, heads=96),
     "20B": dict(layers=44, hidden=6144, heads=48),
     "5B": dict(layers=24, hidden=4096, heads=32),
-    "Nemotron-8B": dict(layers=32, hidden=4096, heads=32, ffn=16384, vocab=256000),
+    "Nemotron-8B": dict(layers=32, hidden=4096, heads=32, ffn=16384, vocab=256000, untied_embeddings=True, rotary=True),
 }
 NAMES = {
     "Llama3-8B": "8B", "Llama3-70B": "70B", "Llama3.1-405B": "405B", "GPT3-5B": "5B", "GPT3-20B": "20B",
     "Nemotron-8B": "Nemotron-8B", "llama31_8b": "8B", "llama31_405b": "405B",
 }  # fmt: skip
-#: What the larger Blackwell systems have other than `b200-sxm` (data/cost/presets.json).
-_NVL = {
-    "device.peak_flops.fp8": 5000e12, "device.peak_flops.bf16": 2500e12, "device.memory_bytes_per_s": 8_000_000_000_000,
-}  # fmt: skip
 SYSTEMS: dict[str, tuple[str, dict[str, float]]] = {
     "H100": ("h100-sxm", {}),
     "H200": ("h200-sxm", {}),
     "B200": ("b200-sxm", {}),
-    "GB200": ("b200-sxm", _NVL),
-    "GB300": ("b200-sxm", _NVL | {"network.nic_bytes_per_s": 100_000_000_000}),
+    "GB200": ("gb200-nvl72", {}),
+    # 8 TB/s and a card of 800 Gb/s (data/cost/presets.json).
+    "GB300": (
+        "gb200-nvl72",
+        {"device.memory_bytes_per_s": 8_000_000_000_000, "network.nic_bytes_per_s": 100_000_000_000},
+    ),
 }
+#: What submissions of MLPerf 5.1 set (training_results_v5.1, `config_common.sh`, `config_common_8b.sh`): parameters
+#: are gathered in 8 bits, buckets of the 8B model have 768 million parameters.
+_MLPERF: dict[str, dict[str, Any]] = {
+    "8B": {"parameter_bytes": 1, "bucket_parameters": 768_000_000},
+    "405B": {"parameter_bytes": 1},
+}
+#: Cisco's shards parameters as well, in 16 bits (`conf/custom.yaml`).
+_SHARDED = {"fully_sharded": True}
+
+
+#: Profiles whose nodes are racks.
+RACKS = ("gb200-nvl72",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +99,7 @@ def _row(
     micro = _whole(number["mbs"])
     ends = model == "405B"
     # Every rank of a rack of Blackwell systems is a neighbour; 64 of 72 are used where worlds are powers of two.
-    values = values | ({"node.gpus": 72 if gpus == 72 else 64} if system.startswith("GB") else {})
+    values = values | (dict.fromkeys(("node.gpus", "node.nics"), 72 if gpus == 72 else 64) if base in RACKS else {})
     layout = Layout(
         **MODELS[model], seq=int(number["seq"]), global_batch=int(number["gbs"]), micro_batch=micro,
         tp=tp, pp=pp, cp=cp, vp=_whole(number["vp"]), dp=gpus // (tp * pp * cp), dtype="fp8",
@@ -121,7 +134,9 @@ def dense_rows(folder: Path) -> list[Row]:
         name = number["accelerator"]
         system = next(key for key in ("GB300", "GB200", "B200", "H200", "H100") if key in name)
         group = "Hopper" if system.startswith("H") else "Blackwell"
-        rows.append(_row(f"MLPerf {number['org']}", number["bench"], system, group, number, float(seconds)))
+        title, bench = f"MLPerf {number['org']}", number["bench"]
+        more = _SHARDED if number["org"] == "Cisco" else _MLPERF[NAMES[bench]]
+        rows.append(_row(title, bench, system, group, number, float(seconds), **more))
     for number in csv.DictReader((folder / "mlperf_v40_gpt3_step_times.csv").open()):
         layout = Layout(
             **MODELS["175B"], seq=2048, global_batch=2304, micro_batch=2, tp=4, pp=8, vp=4, dp=16, dtype="fp8",
@@ -153,6 +168,7 @@ def _vtrain(path: Path) -> Iterator[tuple[Layout, int, float]]:
             seq=int(number["sequence length"]), global_batch=int(number["global batch"]),
             micro_batch=int(number["micro batch"]), tp=int(number["tensor parallelism"]),
             dp=int(number["data parallelism"]), dtype="fp16", fused_attention=False, dropout=True, recompute=True,
+            fused_loss=False,
         )  # fmt: skip
         yield layout, int(number["# GPUs"]), float(number["iteration time (ms)"])
 

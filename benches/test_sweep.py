@@ -44,11 +44,13 @@ command = "{python} {program} --mode={{mode}} --layers=4 --hidden=512 --heads=8 
 samples = "batch"
 
 [axes]
-mode = ["ddp", "fsdp2", "hsdp"]
-batch = [1, 2, 4, 8]
+mode = ["ddp", "fsdp2"]
+batch = [1, 8]
 
 [collect]
 world_size = 64
+ranks = "0"
+verify = 0
 """
 
 
@@ -72,7 +74,7 @@ def prism(*arguments: str | Path, out: Path) -> Run:
     return Run(json.loads(out.read_text()), usage.ru_utime + usage.ru_stime)
 
 
-def sweep(benchmark: Any, folder: Path, text: str, rounds: int) -> Run:
+def sweep(benchmark: Any, folder: Path, text: str, configurations: int, rounds: int) -> Run:
     """A sweep from nothing, timed; the latest."""
     plan = folder / "sweep.toml"
     plan.write_text(text)
@@ -84,14 +86,15 @@ def sweep(benchmark: Any, folder: Path, text: str, rounds: int) -> Run:
 
     benchmark.pedantic(once, rounds=rounds if benchmark.enabled else 1)
     document = runs[-1].document
-    assert (document["configurations"], document["finished"], document["failed"], document["kept"]) == (12, 12, 0, 0)
-    report(benchmark, cpu_s=[run.cpu_s for run in runs])
+    counts = [document[key] for key in ("configurations", "finished", "failed", "kept")]
+    assert counts == [configurations, configurations, 0, 0], document
+    report(benchmark, cpu_s=[run.cpu_s for run in runs], each=[run.cpu_s / configurations for run in runs])
     return runs[-1]
 
 
 def test_sweep_of_a_graph(benchmark: Any, demo: Job, tmp_path: Path) -> None:
     """Twelve configurations of the demo's graph of 8,192 ranks."""
-    run = sweep(benchmark, tmp_path, GRAPH_SWEEP.format(graph=demo.graph), 3)
+    run = sweep(benchmark, tmp_path, GRAPH_SWEEP.format(graph=demo.graph), 12, 3)
     worst = run.document["results"][-1]
     straggler, cluster = worst["values"]["straggler"], worst["values"]["cluster"]
     expected = prism_core.replay(demo.graph, slow={42: straggler}, profile=cluster)
@@ -99,12 +102,19 @@ def test_sweep_of_a_graph(benchmark: Any, demo: Job, tmp_path: Path) -> None:
 
 
 def test_sweep_of_a_program(benchmark: Any, tmp_path: Path) -> None:
-    """Twelve configurations of a program, each collected for 64 ranks and replayed."""
+    """Four configurations of a program, each collected from one rank of 64 and replayed; one by hand before."""
     text = PROGRAM_SWEEP.format(python=sys.executable, program=ROOT / "examples/train_gpt.py")
-    run = sweep(benchmark, tmp_path, text, 1)
-    results = [(result["values"], result["iteration_time_ns"]) for result in run.document["results"]]
-    times = {(values["mode"], values["batch"]): time for values, time in results}
-    assert len(times) == 12 and all(times[mode, 8] > times[mode, 1] for mode in ("ddp", "fsdp2", "hsdp"))
+    command = text.split('command = "')[1].split('"')[0].format(mode="fsdp2", batch=8).split()
+    prism_core.collect(command, 64, tmp_path / "one.prism", ranks="0", num_verified=0)
+    expected = prism_core.replay(tmp_path / "one.prism").iteration_time_ns[-1]
+    run = sweep(benchmark, tmp_path, text, 4, 1)
+    results = {(found["values"]["mode"], found["values"]["batch"]): found for found in run.document["results"]}
+    assert set(results) == {("ddp", 1), ("ddp", 8), ("fsdp2", 1), ("fsdp2", 8)}
+    assert results["fsdp2", 8]["iteration_time_ns"] == expected
+    for mode in ("ddp", "fsdp2"):
+        small, large = results[mode, 1], results[mode, 8]
+        assert large["iteration_time_ns"] > small["iteration_time_ns"]
+        assert large["peak_bytes"] > small["peak_bytes"]
 
 
 def unpack(copies: Path) -> Sequence[Path]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prism_core.kernels import _COMMUNICATION, _arguments, _library_key, _nanoseconds, _owners, plain_name, read_trace
+from prism_core.kernels import COMMUNICATION, _arguments, _library_key, _nanoseconds, _owners, plain_name, read_trace
 
 SIZES = {
     "float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "long": 8, "int": 4, "bool": 1,
@@ -50,7 +50,7 @@ def works_of(path: Path) -> list[Group]:
     groups: dict[Any, Group] = {}
     calls: dict[int, tuple[Mapping[str, Any], list[Mapping[str, Any]]]] = {}
     for event in events:
-        if event.get("cat") not in ("kernel", "Kernel") or "dur" not in event or _COMMUNICATION.search(event["name"]):
+        if event.get("cat") not in ("kernel", "Kernel") or "dur" not in event or COMMUNICATION.search(event["name"]):
             continue
         owner = owners.get(_arguments(event).get("correlation"))
         if owner is not None and _library_key(owner, [event]) is not None:
