@@ -26,6 +26,7 @@ from prism_core.export import export as run_export
 from prism_core.export import export_chakra, export_text, export_timeline
 from prism_core.imports.cli import add_commands as add_import_commands
 from prism_core.kernels import import_kineto_kernels, table_report
+from prism_core.layout_file import DEFAULT_PROFILE, estimate_document, estimate_text, read_layout
 from prism_core.memory import card_bytes
 from prism_core.messages import import_goal
 from prism_core.nccl import parse_settings
@@ -378,6 +379,21 @@ def sweep_configurations(
     for path in write_tables(found, csv, svg, source.stem):
         logging.info("wrote %s", path)
     _say(found, sweep_text, as_json)
+
+
+@app.command()
+def estimate(
+    source: Annotated[Path, typer.Argument(help="A model and its layout.", metavar="LAYOUT.toml")],
+    device: Annotated[
+        str | None, typer.Option(help="Device profile, or a file of one; default: the file's.", metavar="PROFILE")
+    ] = None,
+    kernels: Kernels = None,
+    settings: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Step time of a dense transformer in a layout nobody has a program of: from models alone."""
+    layout, named = read_layout(source, settings or ())
+    _say(estimate_document(layout, device or named or DEFAULT_PROFILE, kernels or ()), estimate_text, as_json)
 
 
 @app.callback(invoke_without_command=True)

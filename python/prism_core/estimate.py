@@ -178,10 +178,12 @@ def estimate(layout: Layout, profile: str, kernels: Sequence[str] = ()) -> dict[
         `iteration_time_ns`, and what it is made of: the replayed schedule, logits and loss, the optimizer, exposed
         data-parallel communication where it is not part of the schedule (`exposed_ns`), and how much longer computing
         takes beside what is not exposed (`slowed_ns`); forward and backward pass of a layer, and what of them is
-        exposed context-parallel communication (`context_layer_ns`).
+        exposed context-parallel communication (`context_layer_ns`). `device_time`: computing of a rank of the last
+        stage, ns, by what its durations rest on.
     """
     layout.check()
-    forward, backward, head, optimizer, context = _sums(layout, profile, tuple(kernels))
+    sums = _sums(layout, profile, kernels)
+    forward, backward, head, optimizer = sums.forward, sums.backward, sums.head, sums.optimizer
     gradients = layout.gradient_bytes_per_parameter * parameters_per_rank(layout) if layout.dp * layout.cp > 1 else 0
     exposed = slowed = 0.0
     if layout.fully_sharded:
@@ -215,31 +217,52 @@ def estimate(layout: Layout, profile: str, kernels: Sequence[str] = ()) -> dict[
         "slowed_ns": round(slowed),
         "forward_layer_ns": round(forward),
         "backward_layer_ns": round(backward),
-        "context_layer_ns": [round(part) for part in context],
+        "context_layer_ns": [round(part) for part in sums.context],
+        "device_time": {"by_provenance": sums.by_provenance},
     }
 
 
-def _sums(
-    layout: Layout, profile: str, kernels: tuple[str, ...]
-) -> tuple[float, float, float, float, tuple[float, float]]:
-    """Both passes of a layer, head and optimizer, exposed context parallelism of the passes (part of them), ns.
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Both passes of a layer (the backward pass with what is run again), head and optimizer, ns."""
 
-    Kernels are launched no faster than the host can.
-    """
+    forward: float
+    backward: float
+    head: float
+    optimizer: float
+    #: Exposed context-parallel communication of the passes, part of them.
+    context: tuple[float, float]
+    #: Device time of a rank of the last stage in a step, by what it rests on.
+    by_provenance: dict[str, int]
+
+
+def _sums(layout: Layout, profile: str, kernels: Sequence[str]) -> _Sums:
+    """Kernels are launched no faster than the host can."""
     found = parts(layout)
     groups = [found.forward, found.backward, found.head, found.optimizer, *found.ring_steps]
-    works = [work for group in groups for work in group]
-    durations = json.loads(_native.work_durations_json(profile, list(kernels), json.dumps(works)))
+    works = json.dumps([work for group in groups for work in group])
+    durations = iter(json.loads(_native.work_durations_json(profile, list(kernels), works)))
+    timed = [[next(durations) for _ in group] for group in groups]
     host = float(tomllib.loads(profile)["host"]["kernel_launch_ns"])
-    sums, at = [], 0
-    for group in groups:
-        device = sum(float(item["ns"]) for item in durations[at : at + len(group)])
-        sums.append(max(device, len(group) * host))
-        at += len(group)
-    forward, backward, head, optimizer, *ring_steps = sums
+    times = [max(sum(float(one["ns"]) for one in group), len(group) * host) for group in timed]
+    forward, backward, head, optimizer, *ring_steps = times
     context = context_parallel_ns(layout, profile, (ring_steps[0], ring_steps[1]))
     forward, backward = forward + context[0], backward + context[1]
-    return forward, backward + (forward if layout.recompute else 0.0), head, optimizer, context
+    layers = layout.microbatches * layout.places // layout.pp
+    runs = (layers * (2 if layout.recompute else 1), layers, layout.microbatches, 1)
+    return _Sums(
+        forward, backward + (forward if layout.recompute else 0.0), head, optimizer, context,
+        _by_provenance(timed[:4], runs),
+    )  # fmt: skip
+
+
+def _by_provenance(groups: Sequence[Sequence[Work]], runs: Sequence[int]) -> dict[str, int]:
+    """Device time by what it rests on, ns, of groups of kernels that are run so many times."""
+    found: dict[str, float] = {}
+    for group, times in zip(groups, runs, strict=True):
+        for one in group:
+            found[one["provenance"]] = found.get(one["provenance"], 0.0) + times * float(one["ns"])
+    return {name: round(found[name]) for name in sorted(found)}
 
 
 def _fully_sharded(layout: Layout, profile: str, forward: float, backward: float) -> tuple[float, float, float]:

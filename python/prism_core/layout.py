@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from prism_core.errors import ConfigError
 
@@ -10,6 +10,13 @@ from prism_core.errors import ConfigError
 ELEMENT = 2
 #: How context-parallel ranks exchange keys and values.
 CP_COMM_TYPES = ("p2p", "all_gather", "a2a")
+#: Types of matrix products.
+DTYPES = ("bf16", "fp16", "fp32", "fp8")
+#: Ranks at most, and passes of a layer on a rank in a step: they bound time and memory.
+MAX_RANKS, MAX_PASSES = 1 << 20, 1 << 17
+#: Of any number.
+_MOST = 1 << 40
+_FROM_ZERO = ("kv_heads", "ffn", "bucket_parameters", "dp_sms", "fixed_ns")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,21 +98,47 @@ class Layout:
         return self.vocab * self.hidden * (2 if self.untied_embeddings and self.pp == 1 else 1) // self.tp
 
     def check(self) -> None:
-        """Raises ConfigError where the numbers do not fit together."""
+        """Raises ConfigError where a number cannot be, or the numbers do not fit together."""
+        self._check_ranges()
         if self.global_batch % (self.micro_batch * self.dp):
             raise ConfigError("the global batch is no multiple of micro batch times data-parallel degree")
+        if self.microbatches == 0:
+            raise ConfigError(
+                f"a global batch of {self.global_batch} leaves some of {self.dp} ranks without a sequence"
+            )
+        if self.microbatches * self.places // self.pp > MAX_PASSES:
+            raise ConfigError(f"{self.microbatches:,} microbatches: with so many layers a step is too long to estimate")
         if self.places % self.pp:
             raise ConfigError(f"{self.places} layers cannot be spread evenly over {self.pp} stages")
+        stage = self.places // self.pp
+        if stage % self.vp:
+            raise ConfigError(f"the {stage} layers of a stage cannot be spread evenly over {self.vp} blocks (vp)")
+        if self.vp > 1 and self.microbatches % self.pp:
+            raise ConfigError(f"with vp > 1 the microbatches, {self.microbatches}, must be a multiple of pp, {self.pp}")
+        if self.hidden % self.heads:
+            raise ConfigError(f"hidden, {self.hidden}, is no multiple of {self.heads} heads")
         if self.heads % self.tp:
             raise ConfigError(f"{self.heads} heads cannot be spread evenly over {self.tp} ranks")
         self._check_context()
         if self.fully_sharded and self.pp > 1:
             raise ConfigError("fully sharded parameters in a pipeline are not modelled")
+
+    def _check_ranges(self) -> None:
+        """Raises ConfigError for a number out of its range, by itself."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                continue
+            least = 0 if field.name in _FROM_ZERO else 1
+            if not least <= value <= _MOST:
+                raise ConfigError(f"{field.name} is {value}: it must be within {least} and {_MOST}")
         if not 0 <= self.tp_overlap <= 1:
             raise ConfigError(f"tp_overlap is {self.tp_overlap}: a share is within 0 and 1")
-        for name in ("bucket_parameters", "dp_sms"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}: it must not be negative")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype is {self.dtype!r}: it must be one of {', '.join(DTYPES)}")
+        ranks = self.tp * self.cp * self.dp * self.pp
+        if ranks > MAX_RANKS:
+            raise ConfigError(f"tp x cp x dp x pp is {ranks:,} ranks: more than {MAX_RANKS:,} are not estimated")
 
     def _check_context(self) -> None:
         """Raises ConfigError where a sequence cannot be spread as is asked for."""
