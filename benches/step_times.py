@@ -1,8 +1,9 @@
 """Model beside measured: kernels of traces, and step times others published, with the baseline MFU x (1 + bubble).
 
-`.venv/bin/python benches/step_times.py [kernels|scaled|dense|small ...] [FOLDER]` prints tables of docs/accuracy.md,
-all without a name; FOLDER (default: `../shared/data`) has the traces and tables. No row is in the calibration it is
-tested by: the constants of the models were fitted to other traces, those of step times to the rows of all other models.
+`.venv/bin/python benches/step_times.py [kernels|scaled|dense|sensitivity|small ...] [FOLDER]` prints tables of
+docs/accuracy.md, all without a name; FOLDER (default: `../shared/data`) has the traces and tables. No row is in the
+calibration it is tested by: the constants of the models were fitted to other traces, those of step times to the rows of
+all other models.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import re
 import statistics
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from prism_core import _native
 from prism_core.config import read_profile
@@ -109,6 +112,35 @@ def dense(folder: Path) -> None:
         left_out(f"G3, {group}, FP8", "8 %, 16 %, 21 %", LeftOut(efficiency), chosen, every=True)
 
 
+#: What is assumed of all rows, or left to a default, and what could as well be: changes of a layout.
+ASSUMED: dict[str, dict[str, Any]] = {
+    "as above": {},
+    "communication takes no multiprocessors": {"dp_sms": 0},
+    "it takes 32": {"dp_sms": 32},
+    "no tensor-parallel communication hidden": {"tp_overlap": 0.0},
+    "all of it hidden": {"tp_overlap": 1.0},
+    "Megatron's buckets, gathered in 16 bits": {"bucket_parameters": 0, "parameter_bytes": 2},
+    "parameters not sharded": {"fully_sharded": False},
+    "one matrix for embedding and head": {"untied_embeddings": False},
+    "positions not rotated": {"rotary": False},
+    "no fixed time of a step": {"fixed_ns": 0},
+}
+
+
+def sensitivity(folder: Path) -> None:
+    """G3 with other assumptions, each calibrated anew."""
+    rows = dense_rows(folder / "tables")
+    efficiency = LeftOut(Constant(("device.gemm_efficiency.fp8",), (0.4, 0.5, 0.6, 0.75, 0.95)))
+    print("\n| assumed | Hopper: median, ninth decile, worst | Blackwell |\n|---|---|---|")
+    for title, change in ASSUMED.items():
+        cells = []
+        for group in ("Hopper", "Blackwell"):
+            chosen = [replace(row, layout=replace(row.layout, **change)) for row in rows if row.group == group]
+            ratios = [answer.model / answer.row.seconds for answer in efficiency.answers(chosen)]
+            cells.append(", ".join(quantiles(ratios).split(" | ")[1:]))
+        print(f"| {title} | {' | '.join(cells)} |", flush=True)
+
+
 #: Time between launches of vTrain's hosts, fitted below to its rows of one node: none is among those of several.
 HOST_2022: dict[str, float] = {"host.kernel_launch_ns": 73_000}
 
@@ -172,7 +204,7 @@ def _print_scaled(
     )
 
 
-TABLES = {"kernels": kernels, "scaled": scaled, "dense": dense, "small": small}
+TABLES = {"kernels": kernels, "scaled": scaled, "dense": dense, "sensitivity": sensitivity, "small": small}
 
 
 def main() -> None:
