@@ -30,6 +30,7 @@ __all__ = [
     "layer_parameters",
     "parameters_per_rank",
     "parts",
+    "state_bytes",
     "useful_flop",
 ]
 
@@ -152,6 +153,21 @@ def _attention(layout: Layout, heads: int, depth: int) -> tuple[list[Work], list
 def parameters_per_rank(layout: Layout) -> int:
     """Parameters of the first stage's ranks (with the embedding)."""
     return layout.stage_parameters + layout.end_parameters
+
+
+def state_bytes(layout: Layout) -> int:
+    """Weights in 16 bits, gradients, master weights and two moments of the fullest rank: activations left out.
+
+    Sharded with the optimizer's states where the layout says so; with `fully_sharded` everything is.
+    """
+    each, stage = layer_parameters(layout) // layout.tp, layout.places // layout.pp
+    ends = (1 if layout.pp > 1 else 2) if layout.ends_are_layers else 0
+    first = each * (stage - ends) + layout.end_parameters
+    parameters = max(first, each * stage) if layout.pp > 2 else first
+    owners = layout.dp * layout.cp
+    states = 12 / (owners if is_sharded(layout) else 1)
+    rest = (2 + layout.gradient_bytes_per_parameter) / (owners if layout.fully_sharded else 1)
+    return round(parameters * (states + rest))
 
 
 def useful_flop(layout: Layout) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 from prism_core.config import read_profile
 from prism_core.errors import ConfigError
-from prism_core.estimate import Layout, bubble, estimate, useful_flop
+from prism_core.estimate import Layout, bubble, estimate, state_bytes, useful_flop
 from prism_core.kernels import read_tables
 from prism_core.report import _milliseconds, _share_rows, _table
 from prism_core.settings import apply_settings, read_toml
@@ -26,12 +26,15 @@ _PARTS = {
 _TYPES: Mapping[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
 
 
-def read_layout(path: Path, settings: Sequence[str] = ()) -> tuple[Layout, str | None]:
+def read_layout(
+    path: Path, settings: Sequence[str] = (), changes: Mapping[str, Any] | None = None
+) -> tuple[Layout, str | None]:
     """A layout, and the device profile that the file names.
 
     Args:
         path: A TOML file: `device`, and a table `[layout]` whose keys are `Layout`'s.
         settings: `layout.key=value` items that change it, as `--set` takes them.
+        changes: Other values of `[layout]`.
 
     Raises:
         ConfigError: The file cannot be read, or has a key or a value that cannot be.
@@ -44,7 +47,7 @@ def read_layout(path: Path, settings: Sequence[str] = ()) -> tuple[Layout, str |
         raise ConfigError(f"{path} has no table [layout]: the model and how it is spread over ranks (docs/estimate.md)")
     if device is not None and not isinstance(device, str):
         raise ConfigError(f"{path}: device is {device!r}: it must be the name of a device profile")
-    return layout_of(table), device
+    return layout_of(table | dict(changes or {})), device
 
 
 def layout_of(table: Mapping[str, Any]) -> Layout:
@@ -76,8 +79,8 @@ def estimate_document(layout: Layout, device: str, kernels: Sequence[Path] = ())
         kernels: Kernel tables.
 
     Returns:
-        The parts of `estimate`, in ns, and `world_size`, `tokens_per_s` and `model_flop_per_s_per_gpu` of the job,
-        `mfu` (that over the device's dense peak for the layout's type), `bubble` of the textbook's formula.
+        The parts of `estimate`, in ns, `state_bytes`, and `world_size`, `tokens_per_s` and `model_flop_per_s_per_gpu`
+        of the job, `mfu` (that over the device's dense peak for the layout's type), `bubble` of the textbook's formula.
     """
     profile = read_profile(device)
     found = estimate(layout, profile, read_tables(kernels))
@@ -89,6 +92,7 @@ def estimate_document(layout: Layout, device: str, kernels: Sequence[Path] = ())
         "layout": asdict(layout),
         "world_size": world_size,
         **found,
+        "state_bytes": state_bytes(layout),
         "tokens_per_s": layout.global_batch * layout.seq / seconds,
         "model_flop_per_s_per_gpu": achieved,
         "mfu": achieved / float(tomllib.loads(profile)["device"]["peak_flops"][layout.dtype]),
@@ -105,6 +109,7 @@ def estimate_text(document: Mapping[str, Any]) -> str:
         ("GPUs", f"{document['world_size']:,} ({document['device']}; {degrees or 'one'})"),
         ("tokens", f"{document['tokens_per_s']:,.0f} per second"),
         ("model FLOP", f"{document['model_flop_per_s_per_gpu'] / 1e12:,.1f} TFLOP/s a GPU, MFU {document['mfu']:.1%}"),
+        ("states", f"{document['state_bytes'] / (1 << 30):.2f} GiB of the fullest rank, activations left out"),
         ("bubble", f"{document['bubble']:.1%} of the work, by the formula"),
         *((name, _milliseconds(document[key])) for name, key in _PARTS.items() if document[key]),
         *_share_rows(document["device_time"]["by_provenance"]),

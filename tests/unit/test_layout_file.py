@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prism_core.config import read_profile
 from prism_core.errors import ConfigError
-from prism_core.estimate import Layout, estimate
+from prism_core.estimate import Layout, estimate, state_bytes
 from prism_core.kernels import read_tables
 from prism_core.layout_file import estimate_document, estimate_text, layout_of, read_layout
 
@@ -62,6 +62,17 @@ def test_computing_is_counted_by_what_it_rests_on(tmp_path: Path) -> None:
     known = estimate_document(layout, "h100-sxm", [table])
     assert known["device_time"]["by_provenance"]["measured"] == 40000 * 4 * 8
     assert "compute measured" in estimate_text(known) and read_tables([table])
+
+
+def test_states_of_the_fullest_rank_by_hand() -> None:
+    layer, vocabulary = 12 * 1024 * 1024, 51200 * 1024
+    assert state_bytes(Layout(**SMALL)) == 16 * (4 * layer + vocabulary)
+    assert state_bytes(Layout(**SMALL, dp=4, distributed_optimizer=True)) == (4 + 12 // 4) * (4 * layer + vocabulary)
+    assert state_bytes(Layout(**SMALL, dp=4, fully_sharded=True)) == 16 * (4 * layer + vocabulary) // 4
+    # Six places on three stages: a layer and the embedding, two layers, a layer and the head.
+    ends = Layout(**SMALL, pp=3, ends_are_layers=True, gradient_bytes_per_parameter=4)
+    assert state_bytes(ends) == 18 * max(layer + vocabulary, 2 * layer)
+    assert state_bytes(Layout(**SMALL, ends_are_layers=True)) == 16 * (4 * layer + vocabulary)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import json
+import tomllib
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import Any
 
 import prism_core
 import pytest
-from prism_core import synthetic
+from prism_core import _native, synthetic
 from prism_core.errors import ConfigError
+from prism_core.layout_file import estimate_document, read_layout
 from prism_core.settings import apply_settings
 from prism_core.sweep import plan_of, sweep, sweep_svg, to_csv
 from prism_core.sweep.expression import evaluate
@@ -187,8 +189,8 @@ def test_a_program_is_collected_for_every_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({}, "either command"),
-        ({"sweep": {"graph": "a", "command": "b"}}, "either command"),
+        ({}, "one of command"),
+        ({"sweep": {"graph": "a", "command": "b"}}, "one of command"),
         ({"sweep": {"command": "b"}}, "must have world_size"),
         ({"sweep": {"graph": "a"}, "collect": {"world_size": 2}}, "nothing is collected"),
         ({"sweep": {"graph": "a", "speed": 1}}, "it can have card, command, graph"),
@@ -249,3 +251,57 @@ def test_ranking_is_by_fit_then_cost() -> None:
 
     found = ranked([record("slow", 9, True), record("big", 1, False), record("fast", 16, None, 4.0)])
     assert [(r["name"], r["rank"]) for r in found] == [("fast", 1), ("slow", 2), ("big", None)]
+
+
+#: What the CUDA context of the profile h100-sxm takes.
+CONTEXT_BYTES = tomllib.loads(_native.profile_toml("h100-sxm"))["device"]["context_bytes"]
+LAYOUTS = """
+[sweep]
+layout = "model.toml"
+samples = 8
+[axes]
+tp = [1, 2, 3]
+card = ["80GiB", "3GiB"]
+[layout]
+tp = "{tp}"
+"""
+
+
+def test_layouts_without_a_program(tmp_path: Path) -> None:
+    (tmp_path / "model.toml").write_text(
+        "[layout]\nlayers = 4\nhidden = 2048\nheads = 16\nseq = 512\nglobal_batch = 8\n"
+    )
+    path = tmp_path / "sweep.toml"
+    path.write_text(LAYOUTS.replace("samples = 8", 'samples = 8\ncard = "{card}"'))
+    found = sweep(path)
+    by_name = {record["name"]: record for record in found["results"]}
+    assert found["results"][0]["rank"] == 1 and found["failed"] == 2
+    for tp in (1, 2):
+        layout, _ = read_layout(tmp_path / "model.toml", [f"layout.tp={tp}"])
+        expected = estimate_document(layout, "h100-sxm")
+        record = by_name[f"tp={tp} card=80GiB"]
+        assert record["iteration_time_ns"] == expected["iteration_time_ns"] and record["world_size"] == tp
+        assert record["fits"] is None and record["peak_bytes"] is None, "activations are not known"
+        small = by_name[f"tp={tp} card=3GiB"]
+        over = expected["state_bytes"] + CONTEXT_BYTES - (3 << 30)
+        assert (small["fits"], small["over_by_bytes"]) == ((False, over) if over > 0 else (None, None))
+    assert by_name["tp=1 card=3GiB"]["fits"] is False and by_name["tp=2 card=3GiB"]["fits"] is None
+    assert "cannot be spread evenly over 3 ranks" in by_name["tp=3 card=80GiB"]["error"]["message"]
+    # Another content of the file is another configuration.
+    assert sweep(path)["kept"] == 6
+    (tmp_path / "model.toml").write_text((tmp_path / "model.toml").read_text() + "rotary = true\n")
+    assert sweep(path)["kept"] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[sweep]\nlayout = "m.toml"\ngraph = "g.prism"', "one of command .* graph .* layout"),
+        ('[sweep]\nlayout = "m.toml"\n[replay]\nnccl = {}', r"\[replay\] has nccl: with layout it can have profile"),
+        ('[sweep]\nlayout = "m.toml"\n[collect]\nworld_size = 8', "with layout nothing is collected"),
+        ('[sweep]\ngraph = "g.prism"\n[layout]\ntp = 2', r"\[layout\] changes a layout file: there is none with graph"),
+    ],
+)
+def test_what_goes_with_a_layout(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan_of(tomllib.loads(text), Path())

@@ -19,8 +19,9 @@ from prism_core.sweep.expression import Value, evaluate
 #: Configurations at most: a product of axes grows fast.
 MAX_CONFIGURATIONS = 100_000
 
-_TABLES = {"sweep", "axes", "derived", "config", "collect", "replay"}
-_SWEEP = {"command", "graph", "require", "samples", "card", "keep_graphs"}
+_TABLES = {"sweep", "axes", "derived", "config", "collect", "replay", "layout"}
+_SOURCES = ("command", "graph", "layout")
+_SWEEP = {*_SOURCES, "require", "samples", "card", "keep_graphs"}
 _COLLECT = {
     "world_size", "device", "ranks", "verify", "seed", "jobs", "host_time", "kernels", "rules", "strict_values",
 }  # fmt: skip
@@ -41,6 +42,9 @@ class Configuration:
     #: Options of `prism_core.replay`, and `profile`.
     replay: Mapping[str, Any]
     graph: str | None = None
+    #: A layout file without a program (`prism estimate`), and what differs in its table `[layout]`.
+    layout: str | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
     #: Samples (or tokens) of an iteration, if the file says so.
     samples: float | None = None
     card: str | None = None
@@ -49,10 +53,11 @@ class Configuration:
 
     def document(self) -> dict[str, Any]:
         """All that the result depends on, but for the files it names."""
-        return {
+        found = {
             "values": dict(self.values), "command": list(self.command), "collect": dict(self.collect),
             "replay": dict(self.replay), "graph": self.graph, "samples": self.samples, "card": self.card,
         }  # fmt: skip
+        return found if self.layout is None else found | {"layout": self.layout, "changes": dict(self.changes)}
 
     def key(self, folder: Path) -> str:
         """A name of the configuration and of the contents of the files it names."""
@@ -63,7 +68,7 @@ class Configuration:
         return digest.hexdigest()[:16]
 
     def _files(self, folder: Path) -> Iterator[Path]:
-        named = [self.graph, *(self.replay.get(name) for name in ("perturb", "overlap", "profile"))]
+        named = [self.graph, self.layout, *(self.replay.get(name) for name in ("perturb", "overlap", "profile"))]
         named += [*self.command, self.collect.get("rules"), *self.collect.get("kernels", ())]
         for text in named:
             if isinstance(text, str) and "\n" not in text and (folder / text).is_file():
@@ -105,14 +110,7 @@ def plan_of(document: Mapping[str, Any], folder: Path) -> SweepPlan:
     _known(sweep, _SWEEP, "[sweep]")
     _known(_table(document, "collect"), _COLLECT, "[collect]")
     _known(_table(document, "replay"), _REPLAY, "[replay]")
-    if ("command" in sweep) == ("graph" in sweep):
-        raise ConfigError("[sweep] must have either command (a program) or graph (a collected job)")
-    if "command" in sweep and "world_size" not in _table(document, "collect"):
-        raise ConfigError("[collect] must have world_size: how many ranks the job has")
-    if "graph" in sweep and "keep_graphs" in sweep:
-        raise ConfigError("[sweep] has keep_graphs: that is for programs, whose graphs are collected")
-    if "graph" in sweep and document.get("collect"):
-        raise ConfigError("[collect] is for programs: with graph nothing is collected")
+    _check_source(document, sweep)
     wanted = [_derived(values, document) for values in _combinations(document)]
     require = _texts(sweep.get("require", []), "sweep.require")
     kept = [values for values in wanted if all(evaluate(text, values, "sweep.require") for text in require)]
@@ -121,6 +119,26 @@ def plan_of(document: Mapping[str, Any], folder: Path) -> SweepPlan:
     configurations = [_configuration(values, document) for values in kept]
     axes = list(dict.fromkeys(name for configuration in configurations for name in configuration.values))
     return SweepPlan(folder, configurations, len(wanted) - len(kept), axes)
+
+
+def _check_source(document: Mapping[str, Any], sweep: Mapping[str, Any]) -> None:
+    """Raises ConfigError unless there is one thing to vary, and only what goes with it."""
+    sources = [name for name in _SOURCES if name in sweep]
+    if len(sources) != 1:
+        raise ConfigError(
+            "[sweep] must have one of command (a program), graph (a collected job) and layout (for prism estimate)"
+        )
+    source = sources[0]
+    if source == "command" and "world_size" not in _table(document, "collect"):
+        raise ConfigError("[collect] must have world_size: how many ranks the job has")
+    if source != "command" and "keep_graphs" in sweep:
+        raise ConfigError("[sweep] has keep_graphs: that is for programs, whose graphs are collected")
+    if source != "command" and document.get("collect"):
+        raise ConfigError(f"[collect] is for programs: with {source} nothing is collected")
+    if source != "layout" and "layout" in document:
+        raise ConfigError(f"[layout] changes a layout file: there is none with {source}")
+    if source == "layout" and (others := _table(document, "replay").keys() - {"profile"}):
+        raise ConfigError(f"[replay] has {sorted(others)[0]}: with layout it can have profile alone")
 
 
 def _table(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -190,6 +208,8 @@ def _configuration(values: dict[str, Value], document: Mapping[str, Any]) -> Con
         collect=_filled(_table(document, "collect"), values, "collect"),
         replay=_filled(_table(document, "replay"), values, "replay"),
         graph=_filled(sweep.get("graph"), values, "sweep.graph"),
+        layout=_filled(sweep.get("layout"), values, "sweep.layout"),
+        changes=_filled(_table(document, "layout"), values, "layout"),
         samples=count,
         card=_filled(sweep.get("card"), values, "sweep.card"),
         keep_graphs=_filled(sweep.get("keep_graphs"), values, "sweep.keep_graphs"),

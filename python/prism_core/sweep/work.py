@@ -1,4 +1,7 @@
-"""Works out one configuration: collects its graph if it is a program, replays it, compares its memory with the card."""
+"""Works out one configuration: collects its graph if it is a program, replays it, compares its memory with the card.
+
+A layout without a program is estimated (`prism_core.estimate`).
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
 from prism_core import _native
 from prism_core.config import parse_slow, read_profile
 from prism_core.errors import ConfigError, PrismError, error_entry
+from prism_core.layout_file import DEFAULT_PROFILE, estimate_document, read_layout
 from prism_core.memory import card_bytes
 from prism_core.replay import open_graph, overlap_text, replay
 from prism_core.sweep.plan import Configuration
@@ -38,7 +43,9 @@ def work_out(configuration: Configuration, folder: str, key: str) -> dict[str, A
         "fits": None, "over_by_bytes": None, "world_size": None, "ops": None, "error": None,
     }  # fmt: skip
     try:
-        if configuration.graph is not None:
+        if configuration.layout is not None:
+            record |= _estimated(configuration, Path(folder))
+        elif configuration.graph is not None:
             record |= _measured(configuration, Path(folder), Path(folder) / configuration.graph)
         else:
             with tempfile.TemporaryDirectory(prefix="prism-sweep-") as scratch:
@@ -91,8 +98,8 @@ def _measured(configuration: Configuration, folder: Path, path: Path) -> dict[st
     if isinstance(how.get("overlap"), str):
         how["overlap"] = overlap_text(_text(how["overlap"], folder))
     profile = how.get("profile")
-    if profile is not None and (folder / profile).is_file():
-        profile = how["profile"] = str(folder / profile)
+    if profile is not None:
+        profile = how["profile"] = _named(profile, folder)
     found = replay(graph, slow=slow, **how).to_dict()
     options = {"card_bytes": card_bytes(configuration.card), "profile": read_profile(profile) if profile else None}
     memory = json.loads(_native.memory_json(graph, json.dumps(options)))
@@ -104,6 +111,26 @@ def _measured(configuration: Configuration, folder: Path, path: Path) -> dict[st
         "peak_bytes": need, "fits": None if over is None else over == 0, "over_by_bytes": over or None,
         "world_size": found["world_size"], "ops": found["ops"],
     }  # fmt: skip
+
+
+def _estimated(configuration: Configuration, folder: Path) -> dict[str, Any]:
+    """Step time of a layout. Its memory is known from below only: what does not fit by that does not fit."""
+    layout, device = read_layout(folder / str(configuration.layout), changes=configuration.changes)
+    device = _named(configuration.replay.get("profile") or device or DEFAULT_PROFILE, folder)
+    found = estimate_document(layout, device)
+    entry = tomllib.loads(read_profile(device))["device"]
+    card = card_bytes(configuration.card) or int(entry["memory_bytes"])
+    over = found["state_bytes"] + int(entry["context_bytes"]) - card
+    return {
+        "iteration_time_ns": found["iteration_time_ns"], "iterations_ns": [found["iteration_time_ns"]],
+        "fits": False if over > 0 else None, "over_by_bytes": over if over > 0 else None,
+        "world_size": found["world_size"],
+    }  # fmt: skip
+
+
+def _named(profile: str, folder: Path) -> str:
+    """A profile's name, or its file as the sweep file's folder has it."""
+    return str(folder / profile) if (folder / profile).is_file() else profile
 
 
 def _text(name: str, folder: Path) -> str:
