@@ -224,11 +224,18 @@ fn topology(profile: &Profile, node_sizes: &[u32]) -> Topology {
     let compute_capability = 10 * major + minor;
     let nodes = node_sizes.len().max(1) as u32;
     let nvlink = node.nvlink_bytes_per_s as f64 * node.nvlink_efficiency / GIGA;
-    let (searched_channels, channels, bandwidth) = if nodes == 1 {
+    let smallest = node_sizes.iter().copied().min().unwrap_or(1);
+    let (searched_channels, channels, bandwidth) = if nodes == 1
+        && let Some(rings) = node.rings_among(smallest)
+    {
+        // A channel per ring of the mesh, and as many again for the second tree.
+        let searched = rings.ceil().max(1.0) as u32;
+        (searched, 2 * searched, nvlink * node.nvlink_share(smallest) / f64::from(searched))
+    } else if nodes == 1 {
         let searched = (network.node_channels / 2).max(1);
         (searched, network.node_channels.max(1), nvlink / f64::from(searched))
     } else {
-        let cards = node_sizes.iter().copied().min().unwrap_or(1).min(node.nics).max(1);
+        let cards = smallest.min(node.nics).max(1);
         let card = network.nic_bytes_per_s as f64 * network.nic_efficiency / GIGA;
         let stays_single = card < 25.0 || (compute_capability > 80 && card < 50.0 && cards > 4);
         let (searched, bandwidth) = if stays_single { (cards, card) } else { (2 * cards, card / 2.0) };
@@ -236,12 +243,13 @@ fn topology(profile: &Profile, node_sizes: &[u32]) -> Topology {
         let is_wide = compute_capability >= 90 && bandwidth > 45.0 && 2 * searched < 16;
         (searched, if is_wide { 4 } else { 2 } * searched, bandwidth)
     };
+    let of_mesh = nvlink * node.nvlink_share(smallest) / f64::from(searched_channels);
     Topology {
         ranks: node_sizes.iter().sum::<u32>().max(1),
         nodes,
         searched_channels,
         channels,
-        intra_bandwidth: bandwidth,
+        intra_bandwidth: if node.nvlink_rings.is_empty() { bandwidth } else { bandwidth.min(of_mesh) },
         inter_bandwidth: bandwidth,
         intra: LinkKind::NvLink,
         cpu: node.cpu.unwrap_or(CpuVendor::Intel),

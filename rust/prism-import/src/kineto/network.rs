@@ -145,6 +145,7 @@ pub fn profile_of_device(device: &str) -> Option<&'static str> {
         ("A100", "a100-sxm"),
         ("GB200", "gb200-nvl72"),
         ("B200", "b200-sxm"),
+        ("V100-SXM2", "v100-dgx1"),
     ];
     known.iter().find(|(word, _)| device.contains(word)).map(|(_, profile)| *profile)
 }
