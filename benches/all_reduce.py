@@ -2,8 +2,10 @@
 
     python benches/all_reduce.py [FOLDER OF TABLES]          # half a minute
 
-Rows of `nccl_allreduce_bandwidth.csv`, 64 KiB and more. One node of A100 with 3, 4 and 7 ranks: the factors of
-`prism calibrate comm`, fitted to the other two (goal G1). Two sites with two nodes of eight H100: the constants
+Rows of `nccl_allreduce_bandwidth.csv`, 64 KiB and more. One node of A100 with 3, 4 and 7 ranks, and a DGX-1 (V100) with
+2, 4, 6 and 7: the constants of `prism calibrate comm`, fitted to the others of the same GPU (goal G1). The DGX-1 with 5
+ranks has a ring count of its own in the profile, read off these rows; asked for, it gets the two rings of its links.
+Two sites with two nodes of eight H100: the constants
 of NVLS trees (`network.nvls_tree`), fitted to the other site; without them NCCL's own formula stands alone. Goal G2
 asks for four and eight nodes of H100 from two of the same site, and there are no rows of those. Errors are
 |model / measured - 1|.
@@ -25,7 +27,12 @@ from prism_core.imports.network import calibrate_comm
 ROOT = Path(__file__).resolve().parent.parent
 #: Sizes, bytes: all, and those at which protocols and algorithms change.
 BANDS = {"all": (64 << 10, 1 << 40), "64 KiB to 4 MiB": (64 << 10, 4 << 20)}
-ONE_NODE = ("vtrain_A100_3", "vtrain_A100_4", "vtrain_A100_7")
+#: Sets that are fitted to each other, by profile.
+ONE_NODE = {
+    "a100-sxm": ("vtrain_A100_3", "vtrain_A100_4", "vtrain_A100_7"),
+    "v100-dgx1": ("vtrain_V100_2", "vtrain_V100_4", "vtrain_V100_6", "vtrain_V100_7"),
+}
+FIVE, FIVE_MEASURED, FIVE_FROM_LINKS = "vtrain_V100_5", "4.0, 1.7, 2.0", "4.0, 2.0, 2.0"
 TWO_NODES = ("h100_2n_issue309", "h100_2n_gjaion")
 #: Values of the constants of NVLS trees that are tried.
 FILLS, BANDWIDTHS = [step / 20 for step in range(31)], [1 + step / 50 for step in range(-2, 8)]
@@ -73,14 +80,19 @@ def fitted_trees(log: Path, path: Path) -> tuple[float, float]:
 
 def bases(own: str, by_set: Mapping[str, Sequence[Row]], here: Path) -> tuple[str, str, str]:
     """The profile that was fitted to nothing, the one that was fitted to the other sets, and a remark."""
-    others = [one for one in (ONE_NODE if own in ONE_NODE else TWO_NODES) if one != own]
+    profile = "v100-dgx1" if "V100" in own else "a100-sxm" if "A100" in own else "h100-sxm"
+    others = [one for one in ONE_NODE.get(profile, TWO_NODES) if one != own]
     logs = [here / f"{other}.log" for other in others]
     for other, log in zip(others, logs, strict=True):
         write_log(by_set[other], BANDS["all"], log)
     fitted = here / "fitted.toml"
-    if own in ONE_NODE:
-        calibrate_comm(logs, fitted, profile="a100-sxm", collective="all_reduce")
-        return "a100-sxm", str(fitted), "factors"
+    if profile in ONE_NODE:
+        start = here / "start.toml"
+        text = read_profile(profile)
+        start.write_text(text.replace(FIVE_MEASURED, FIVE_FROM_LINKS) if own == FIVE else text)
+        factors = calibrate_comm(logs, fitted, profile=str(start), collective="all_reduce")["factors"]
+        said = f"bandwidth x {factors['nvlink_bandwidth']:.3f}, {factors['launch_us']:+.1f} us"
+        return profile, str(fitted), said
     fill, bandwidth = fitted_trees(logs[0], here / "tried.toml")
     plain = with_trees(here / "plain.toml", 0.0, 1.0)
     return plain, with_trees(fitted, fill, bandwidth), f"fill {fill:.2f}, bandwidth {bandwidth:.2f}"
@@ -97,7 +109,7 @@ def main() -> None:
         if float(row["time_us"]) > 0:
             by_set.setdefault(row["dataset"], []).append(row)
     print("| rows | sizes | measurements | before: median, p90, worst | fitted to the others | with |\n|" + "---|" * 6)
-    for own in (*ONE_NODE, *TWO_NODES):
+    for own in (*itertools.chain(*ONE_NODE.values()), FIVE, *TWO_NODES):
         with tempfile.TemporaryDirectory(prefix="prism-all-reduce-") as temporary:
             here = Path(temporary)
             before, fitted, remark = bases(own, by_set, here)

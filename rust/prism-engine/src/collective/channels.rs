@@ -29,6 +29,8 @@ pub(crate) struct Tuned {
     nodes: u64,
     ranks: u64,
     nvls_tree: Option<SwitchTrees>,
+    /// Microseconds that a call takes beyond what NCCL counts for it.
+    besides: f64,
     /// Parts into which the channels divide every link.
     lanes: u64,
     /// Channels of the first of the two trees.
@@ -66,6 +68,8 @@ impl Tuned {
             nodes: u64::from(topology.nodes),
             ranks: u64::from(topology.ranks),
             nvls_tree: profile.network.nvls_tree,
+            besides: (profile.network.collective_launch_ns as f64 / 1e3 - version.constants().base_latency.ring[2])
+                .max(0.0),
             lanes,
             // Source: `connectTrees` in `src/graph/connect.cc`; further channels repeat the first ones.
             first_tree: u64::from(topology.channels / 2).max(1),
@@ -80,17 +84,17 @@ impl Tuned {
         self.lanes
     }
 
-    /// Latency and time of the bytes that NCCL expects of a call by an algorithm under Simple, in microseconds; that of NVLS trees
-    /// with what NCCL leaves out.
+    /// Latency and time of the bytes that NCCL expects of a call by an algorithm under Simple, in microseconds, with what a launch
+    /// of the profile takes longer than NCCL's; that of NVLS trees with what NCCL leaves out.
     pub(crate) fn expected(&self, call: &CollectiveCall, algorithm: Algorithm) -> Option<(f64, f64)> {
         let ops = call.ops.max(1).div_ceil(self.table.channels());
         let (latency, bytes) = self.table.parts(Function::of(call.kind)?, algorithm, 2, call.bytes, ops)?;
         match self.nvls_tree {
             Some(SwitchTrees { fill, bandwidth }) if algorithm == Algorithm::NvlsTree => {
                 let bytes = bytes / bandwidth;
-                Some((latency, bytes + fill * (latency * bytes).sqrt()))
+                Some((latency + self.besides, bytes + fill * (latency * bytes).sqrt()))
             }
-            _ => Some((latency, bytes)),
+            _ => Some((latency + self.besides, bytes)),
         }
     }
 

@@ -41,7 +41,13 @@ fn a_machine_of_known_network_is_found_again() {
     let folder = tempfile::tempdir().unwrap();
     let mut base = Profile::builtin("h100-sxm").unwrap();
     base.network.tuning = prism_engine::collective::tuning::Tuning::Fastest;
-    let truth = Factors { nvlink_bandwidth: 0.6, node_latency: 1.7, network_bandwidth: 0.5, network_latency: 2.0 };
+    let truth = Factors {
+        nvlink_bandwidth: 0.6,
+        network_bandwidth: 0.5,
+        network_latency: 2.0,
+        launch_us: 21.0,
+        ..Factors::NONE
+    };
     let machine = scaled(&base, truth);
     let mut paths = Vec::new();
     for (ranks, nodes) in [(4, 1), (8, 1), (16, 2), (32, 4)] {
@@ -55,7 +61,16 @@ fn a_machine_of_known_network_is_found_again() {
     assert!(summary.fitted.median < 0.03, "{summary:?}");
     assert!(summary.left_out.median < 0.06 && summary.left_out.rows == 80, "{summary:?}");
     let ratio = profile.node.nvlink_bytes_per_s as f64 / machine.node.nvlink_bytes_per_s as f64;
-    assert!((ratio - 1.0).abs() < 0.15, "{ratio}");
+    assert!((ratio - 1.0).abs() < 0.05, "{ratio}");
+    assert!((summary.factors.launch_us - truth.launch_us).abs() < 1.0, "{summary:?}");
+    assert_eq!(summary.factors.node_latency, 1.0);
+    // The same time under every protocol.
+    let launches = |profile: &Profile| {
+        let network = &profile.network;
+        [network.collective_launch_ns, network.ll.unwrap().launch_ns, network.ll128.unwrap().launch_ns]
+    };
+    let added: Vec<u64> = launches(&profile).iter().zip(launches(&base)).map(|(new, old)| new - old).collect();
+    assert!(added.iter().all(|ns| ns.abs_diff(added[0]) <= 1), "{added:?}");
 }
 
 #[test]
