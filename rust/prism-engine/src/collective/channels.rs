@@ -18,6 +18,12 @@ const STEPS: u64 = 8;
 /// Steps of a chunk of a ring under Simple, and slices it is sent in. Source: `src/include/collectives.h`.
 const CHUNK_STEPS: u64 = 4;
 pub(super) const SLICES: u64 = 2;
+/// Pieces of a chunk that are passed on one by one under LL and LL128, whose lines tell of their own arrival: each warp of a block
+/// passes its lines on when it has them. Sixteen warps would do so in sixteen pieces; with four, which cost a
+/// quarter, times of trees over two nodes are as near to published ones (docs/accuracy.md).
+const LINE_PIECES: u64 = 4;
+/// Data bytes that a warp moves at a time, by protocol number. Source: `src/device/prims_ll.h`, `src/device/prims_ll128.h`.
+const WARP_BYTES: [u64; 2] = [256, 1_920];
 /// Chunks of the last loop of a ring are cut to a multiple of this. Source: `src/device/all_reduce.h`.
 const ALIGNMENT: u64 = 16;
 
@@ -204,6 +210,14 @@ impl Tuned {
 /// The largest multiple of `grain` in `bytes`, at least one.
 fn grains(bytes: u64, grain: u64) -> u64 {
     (bytes / grain).max(1) * grain
+}
+
+/// Bytes that go through a tree or chain at once, of `bytes` in chunks of `chunk`.
+pub(super) fn piece(protocol: Protocol, chunk: u64, bytes: u64) -> u64 {
+    match WARP_BYTES.get(tuning::protocol_number(protocol)) {
+        Some(least) => chunk.min(bytes).div_ceil(LINE_PIECES).max(*least).min(chunk),
+        None => chunk,
+    }
 }
 
 /// Slices that a chunk of a ring is sent in.
