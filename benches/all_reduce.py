@@ -1,14 +1,13 @@
 """Errors of the communication model beside measured all-reduces, fitted to other measurements than those asked for.
 
-    python benches/all_reduce.py [FOLDER OF TABLES]          # half a minute
+    python benches/all_reduce.py [FOLDER OF TABLES]          # two minutes
 
 Rows of `nccl_allreduce_bandwidth.csv`, 64 KiB and more. One node of A100 with 3, 4 and 7 ranks, and a DGX-1 (V100) with
 2, 4, 6 and 7: the constants of `prism calibrate comm`, fitted to the others of the same GPU (goal G1). The DGX-1 with 5
 ranks has a ring count of its own in the profile, read off these rows; asked for, it gets the two rings of its links.
-Two sites with two nodes of eight H100: the constants
-of NVLS trees (`network.nvls_tree`), fitted to the other site; without them NCCL's own formula stands alone. Goal G2
-asks for four and eight nodes of H100 from two of the same site, and there are no rows of those. Errors are
-|model / measured - 1|.
+Two sites with two nodes of eight H100: the constants of NVLS trees (`network.nvls_tree`), fitted to the other site,
+under the choice of two versions of NCCL; without them NCCL's own formula stands alone. Goal G2 asks for four and eight
+nodes of H100 from two of the same site, and there are no rows of those. Errors are |model / measured - 1|.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from typing import TypeAlias
 
 from prism_core.config import read_profile
 from prism_core.imports.network import calibrate_comm
+from prism_core.nccl import with_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Sizes, bytes: all, and those at which protocols and algorithms change.
@@ -34,6 +34,8 @@ ONE_NODE = {
 }
 FIVE, FIVE_MEASURED, FIVE_FROM_LINKS = "vtrain_V100_5", "4.0, 1.7, 2.0", "4.0, 2.0, 2.0"
 TWO_NODES = ("h100_2n_issue309", "h100_2n_gjaion")
+#: Whose choice of algorithms they are asked about: the profile's, and that of the first site (the other does not say).
+TUNINGS = ("nccl-2.30", "nccl-2.26")
 #: Values of the constants of NVLS trees that are tried.
 FILLS, BANDWIDTHS = [step / 20 for step in range(31)], [1 + step / 50 for step in range(-2, 8)]
 Row: TypeAlias = Mapping[str, str]
@@ -57,9 +59,9 @@ def errors(log: Path, profile: str) -> dict[str, float]:
     return found
 
 
-def with_trees(path: Path, fill: float, bandwidth: float) -> str:
-    """The profile of H100 with these constants of NVLS trees."""
-    head, table = read_profile("h100-sxm").split("[network.nvls_tree]")
+def with_trees(path: Path, tuning: str, fill: float, bandwidth: float) -> str:
+    """The profile of H100 with these constants of NVLS trees, which chooses as a version of NCCL does."""
+    head, table = with_settings(read_profile("h100-sxm"), {}, tuning).split("[network.nvls_tree]")
     rest = table.split("\n[", 1)[1:]
     text = f"{head}[network.nvls_tree]\nfill = {fill}\nbandwidth = {bandwidth}\n" + "".join(
         f"\n[{part}" for part in rest
@@ -68,17 +70,17 @@ def with_trees(path: Path, fill: float, bandwidth: float) -> str:
     return str(path)
 
 
-def fitted_trees(log: Path, path: Path) -> tuple[float, float]:
+def fitted_trees(log: Path, path: Path, tuning: str) -> tuple[float, float]:
     """The constants with the least sum of median and ninth decile."""
 
     def loss(constants: tuple[float, float]) -> float:
-        found = errors(log, with_trees(path, *constants))
+        found = errors(log, with_trees(path, tuning, *constants))
         return found["median"] + found["p90"]
 
     return min(itertools.product(FILLS, BANDWIDTHS), key=loss)
 
 
-def bases(own: str, by_set: Mapping[str, Sequence[Row]], here: Path) -> tuple[str, str, str]:
+def bases(own: str, by_set: Mapping[str, Sequence[Row]], here: Path, tuning: str) -> tuple[str, str, str]:
     """The profile that was fitted to nothing, the one that was fitted to the other sets, and a remark."""
     profile = "v100-dgx1" if "V100" in own else "a100-sxm" if "A100" in own else "h100-sxm"
     others = [one for one in ONE_NODE.get(profile, TWO_NODES) if one != own]
@@ -93,9 +95,9 @@ def bases(own: str, by_set: Mapping[str, Sequence[Row]], here: Path) -> tuple[st
         factors = calibrate_comm(logs, fitted, profile=str(start), collective="all_reduce")["factors"]
         said = f"bandwidth x {factors['nvlink_bandwidth']:.3f}, {factors['launch_us']:+.1f} us"
         return profile, str(fitted), said
-    fill, bandwidth = fitted_trees(logs[0], here / "tried.toml")
-    plain = with_trees(here / "plain.toml", 0.0, 1.0)
-    return plain, with_trees(fitted, fill, bandwidth), f"fill {fill:.2f}, bandwidth {bandwidth:.2f}"
+    fill, bandwidth = fitted_trees(logs[0], here / "tried.toml", tuning)
+    plain = with_trees(here / "plain.toml", tuning, 0.0, 1.0)
+    return plain, with_trees(fitted, tuning, fill, bandwidth), f"{tuning}, fill {fill:.2f}, bandwidth {bandwidth:.2f}"
 
 
 def main() -> None:
@@ -109,10 +111,11 @@ def main() -> None:
         if float(row["time_us"]) > 0:
             by_set.setdefault(row["dataset"], []).append(row)
     print("| rows | sizes | measurements | before: median, p90, worst | fitted to the others | with |\n|" + "---|" * 6)
-    for own in (*itertools.chain(*ONE_NODE.values()), FIVE, *TWO_NODES):
+    asked = [(own, "") for own in (*itertools.chain(*ONE_NODE.values()), FIVE)]
+    for own, tuning in (*asked, *itertools.product(TWO_NODES, TUNINGS)):
         with tempfile.TemporaryDirectory(prefix="prism-all-reduce-") as temporary:
             here = Path(temporary)
-            before, fitted, remark = bases(own, by_set, here)
+            before, fitted, remark = bases(own, by_set, here, tuning)
             for name, band in BANDS.items():
                 count = write_log(by_set[own], band, here / "own.log")
                 cells = [errors(here / "own.log", base) for base in (before, fitted)]

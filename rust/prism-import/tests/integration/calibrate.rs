@@ -90,6 +90,25 @@ fn tables_measured_on_a100_nodes_are_predicted_for_rank_counts_left_out() {
 }
 
 #[test]
+fn tables_measured_on_a_mesh_are_predicted_for_rank_counts_left_out() {
+    let table = |n: &u32| shared(&format!("traces/vtrain/trace__v100__AR_GPU{n}_1M_1024M_LUT"));
+    let files: Vec<_> = [2, 4, 6, 7].iter().filter_map(table).collect();
+    if files.len() < 4 {
+        return;
+    }
+    let base = Profile::builtin("v100-dgx1").unwrap();
+    let (_, summary) = calibrate(&files, &base, &Hints::default()).unwrap();
+    assert!(summary.left_out.median <= 0.05 && summary.left_out.p90 <= 0.13, "{summary:?}");
+    // The built-in constant is from these rows: there is little to add.
+    assert!((summary.factors.nvlink_bandwidth - 1.0).abs() < 0.03, "{summary:?}");
+    // As if the mesh had switches, two constants do not describe it.
+    let mut switches = base;
+    switches.node.nvlink_rings.clear();
+    let (_, without) = calibrate(&files, &switches, &Hints::default()).unwrap();
+    assert!(without.left_out.median > 0.3, "{without:?}");
+}
+
+#[test]
 fn records_of_the_inspector_are_read() {
     let Some(path) = shared("traces/nccl_inspector/inspector_sample_records.txt") else { return };
     let text = std::fs::read_to_string(path).unwrap();
