@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 from prism_core.config import read_profile
 from prism_core.imports.network import calibrate_comm
-from prism_core.nccl import with_settings
+from prism_core.nccl import parse_settings, with_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Sizes, bytes: all, and those at which protocols and algorithms change.
@@ -36,6 +36,8 @@ FIVE, FIVE_MEASURED, FIVE_FROM_LINKS = "vtrain_V100_5", "4.0, 1.7, 2.0", "4.0, 2
 TWO_NODES = ("h100_2n_issue309", "h100_2n_gjaion")
 #: Whose choice of algorithms they are asked about: the profile's, and that of the first site (the other does not say).
 TUNINGS = ("nccl-2.30", "nccl-2.26")
+#: A setting of NCCL that rows of A100 suggest. Which version and settings they are of is not known.
+WITHOUT_LL128 = "NCCL_PROTO=^LL128"
 #: Values of the constants of NVLS trees that are tried.
 FILLS, BANDWIDTHS = [step / 20 for step in range(31)], [1 + step / 50 for step in range(-2, 8)]
 Row: TypeAlias = Mapping[str, str]
@@ -80,7 +82,7 @@ def fitted_trees(log: Path, path: Path, tuning: str) -> tuple[float, float]:
     return min(itertools.product(FILLS, BANDWIDTHS), key=loss)
 
 
-def bases(own: str, by_set: Mapping[str, Sequence[Row]], here: Path, tuning: str) -> tuple[str, str, str]:
+def bases(own: str, by_set: Mapping[str, Sequence[Row]], here: Path, asked: str) -> tuple[str, str, str]:
     """The profile that was fitted to nothing, the one that was fitted to the other sets, and a remark."""
     profile = "v100-dgx1" if "V100" in own else "a100-sxm" if "A100" in own else "h100-sxm"
     others = [one for one in ONE_NODE.get(profile, TWO_NODES) if one != own]
@@ -89,15 +91,29 @@ def bases(own: str, by_set: Mapping[str, Sequence[Row]], here: Path, tuning: str
         write_log(by_set[other], BANDS["all"], log)
     fitted = here / "fitted.toml"
     if profile in ONE_NODE:
-        start = here / "start.toml"
-        text = read_profile(profile)
+        plain, start = here / "plain.toml", here / "start.toml"
+        text = with_settings(read_profile(profile), parse_settings([asked] if asked else []))
+        plain.write_text(text)
         start.write_text(text.replace(FIVE_MEASURED, FIVE_FROM_LINKS) if own == FIVE else text)
         factors = calibrate_comm(logs, fitted, profile=str(start), collective="all_reduce")["factors"]
-        said = f"bandwidth x {factors['nvlink_bandwidth']:.3f}, {factors['launch_us']:+.1f} us"
-        return profile, str(fitted), said
-    fill, bandwidth = fitted_trees(logs[0], here / "tried.toml", tuning)
-    plain = with_trees(here / "plain.toml", tuning, 0.0, 1.0)
-    return plain, with_trees(fitted, tuning, fill, bandwidth), f"{tuning}, fill {fill:.2f}, bandwidth {bandwidth:.2f}"
+        said = f"bandwidth x {factors['nvlink_bandwidth']:.3f}, {factors['launch_us']:+.1f} us {asked}"
+        return str(plain), str(fitted), said
+    fill, bandwidth = fitted_trees(logs[0], here / "tried.toml", asked)
+    formula = with_trees(here / "plain.toml", asked, 0.0, 1.0)
+    return formula, with_trees(fitted, asked, fill, bandwidth), f"{asked}, fill {fill:.2f}, bandwidth {bandwidth:.2f}"
+
+
+def together(sets: Sequence[str], by_set: Mapping[str, Sequence[Row]], here: Path, profile: str, asked: str) -> str:
+    """A line about all rows of sets that are left out in turn."""
+    logs = [here / f"{one}.log" for one in sets]
+    for one, log in zip(sets, logs, strict=True):
+        write_log(by_set[one], BANDS["all"], log)
+    start = here / "start.toml"
+    start.write_text(with_settings(read_profile(profile), parse_settings([asked] if asked else [])))
+    account = calibrate_comm(logs, profile=str(start), collective="all_reduce")
+    cells = [account[key] for key in ("before", "left_out")]
+    said = [", ".join(f"{cell[key]:.1%}" for key in ("median", "p90", "worst")) for cell in cells]
+    return f"| all of {profile} | all | {account['rows']} | {' | '.join(said)} | {asked} |"
 
 
 def main() -> None:
@@ -111,16 +127,20 @@ def main() -> None:
         if float(row["time_us"]) > 0:
             by_set.setdefault(row["dataset"], []).append(row)
     print("| rows | sizes | measurements | before: median, p90, worst | fitted to the others | with |\n|" + "---|" * 6)
-    asked = [(own, "") for own in (*itertools.chain(*ONE_NODE.values()), FIVE)]
-    for own, tuning in (*asked, *itertools.product(TWO_NODES, TUNINGS)):
+    one_node = [(own, "") for own in (*itertools.chain(*ONE_NODE.values()), FIVE)]
+    one_node += [(own, WITHOUT_LL128) for own in ONE_NODE["a100-sxm"]]
+    for own, asked in (*one_node, *itertools.product(TWO_NODES, TUNINGS)):
         with tempfile.TemporaryDirectory(prefix="prism-all-reduce-") as temporary:
             here = Path(temporary)
-            before, fitted, remark = bases(own, by_set, here, tuning)
+            before, fitted, remark = bases(own, by_set, here, asked)
             for name, band in BANDS.items():
                 count = write_log(by_set[own], band, here / "own.log")
                 cells = [errors(here / "own.log", base) for base in (before, fitted)]
                 said = [", ".join(f"{cell[key]:.1%}" for key in ("median", "p90", "worst")) for cell in cells]
                 print(f"| {own} | {name} | {count} | {' | '.join(said)} | {remark} |")
+    for profile, asked in (("a100-sxm", ""), ("a100-sxm", WITHOUT_LL128), ("v100-dgx1", "")):
+        with tempfile.TemporaryDirectory(prefix="prism-all-reduce-") as temporary:
+            print(together(ONE_NODE[profile], by_set, Path(temporary), profile, asked))
 
 
 if __name__ == "__main__":

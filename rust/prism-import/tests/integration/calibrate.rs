@@ -63,7 +63,7 @@ fn a_machine_of_known_network_is_found_again() {
     let ratio = profile.node.nvlink_bytes_per_s as f64 / machine.node.nvlink_bytes_per_s as f64;
     assert!((ratio - 1.0).abs() < 0.05, "{ratio}");
     assert!((summary.factors.launch_us - truth.launch_us).abs() < 1.0, "{summary:?}");
-    assert_eq!(summary.factors.node_latency, 1.0);
+    assert!((summary.factors.node_latency - 1.0).abs() < f64::EPSILON, "not fitted");
     // The same time under every protocol.
     let launches = |profile: &Profile| {
         let network = &profile.network;
