@@ -16,6 +16,7 @@ import pytest
 from prism_core import ConfigError
 from prism_core.export import export_chakra, export_timeline
 from prism_core.imports import calibrate_comm, import_chakra, import_kineto, import_simai
+from prism_core.imports.network import calibrate_text
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "traces.md"
 
@@ -149,6 +150,9 @@ def test_calibration_tells_its_error(tmp_path: Path) -> None:
     assert document["rows"] == 11 and document["left_out_by"] == "every fifth row"
     assert document["fitted"]["median"] < 0.1 and document["fitted"]["median"] <= document["before"]["median"]
     assert (tmp_path / "site.toml").read_text() == document["profile_toml"]
+    said = calibrate_text(document)
+    assert f"launch: {document['factors']['launch_us']:+.1f} us" in said and "nvlink bandwidth: x " in said
+    assert "error of rows left out (by every fifth row): median " in said
     with pytest.raises(ConfigError, match="must be such as all_reduce"):
         calibrate_comm(log, collective="gossip")
 

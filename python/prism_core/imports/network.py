@@ -34,7 +34,8 @@ def calibrate_comm(
         nodes: How many nodes, for files that do not list them.
 
     Returns:
-        The account: factors, errors before and after, errors of rows that were left out, and `profile_toml`.
+        The account: factors (and among them `launch_us`, the time in microseconds that was added to every call), errors
+        before and after, errors of rows that were left out, and `profile_toml`.
 
     Raises:
         ConfigError: A file has no measurement or does not tell what it measured.
@@ -56,7 +57,7 @@ def calibrate_text(document: Mapping[str, Any]) -> str:
     """What `prism calibrate comm` prints."""
     lines = [f"{document.get('output', 'profile')}: {document['base']} scaled to {document['rows']} measurements"]
     lines += [f"  {count} of {group}" for group, count in sorted(document["groups"].items())]
-    lines += [f"{name.replace('_', ' ')}: x {factor:.3f}" for name, factor in document["factors"].items()]
+    lines += [_constant(name, value) for name, value in document["factors"].items()]
     said = {
         "before": "error before",
         "fitted": "error of the rows fitted to",
@@ -67,3 +68,9 @@ def calibrate_text(document: Mapping[str, Any]) -> str:
         shares = " ".join(f"{name} {100 * errors[name]:.1f} %" for name in ("median", "p90", "worst"))
         lines.append(f"{words}: {shares}")
     return "\n".join(lines)
+
+
+def _constant(name: str, value: float) -> str:
+    """A factor, or a time in microseconds."""
+    words = name.replace("_", " ")
+    return f"{words.removesuffix(' us')}: {value:+.1f} us" if name.endswith("_us") else f"{words}: x {value:.3f}"

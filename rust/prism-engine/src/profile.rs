@@ -18,12 +18,13 @@ use serde_json::Value;
 use thiserror::Error;
 
 /// Names and texts of the built-in profiles.
-const BUILTIN: [(&str, &str); 5] = [
+const BUILTIN: [(&str, &str); 6] = [
     ("a100-sxm", include_str!("../profiles/a100-sxm.toml")),
     ("b200-sxm", include_str!("../profiles/b200-sxm.toml")),
     ("gb200-nvl72", include_str!("../profiles/gb200-nvl72.toml")),
     ("h100-sxm", include_str!("../profiles/h100-sxm.toml")),
     ("h200-sxm", include_str!("../profiles/h200-sxm.toml")),
+    ("v100-dgx1", include_str!("../profiles/v100-dgx1.toml")),
 ];
 
 /// A profile that cannot be used.
@@ -179,7 +180,7 @@ pub struct HostCosts {
 }
 
 /// One machine.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Node {
     /// GPUs: global ranks `k * gpus .. (k + 1) * gpus` share node `k`.
@@ -190,6 +191,11 @@ pub struct Node {
     pub nvlink_efficiency: f64,
     /// What one hop over NVLink adds to a collective's step.
     pub nvlink_latency_ns: u64,
+    /// Where NVLink is a mesh without switches: the rings that 2, 3, ... `gpus` GPUs of a node find in it. The most of them
+    /// have all of `nvlink_bytes_per_s`, fewer their part of it; 1.7 are two of less bandwidth than the others. Two
+    /// GPUs' is also what a message between GPUs has. Absent: switches, which give every GPU all of it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nvlink_rings: Vec<f64>,
     /// Network cards.
     pub nics: u32,
     /// The host's processor; only NCCL's tuning asks for it.
@@ -200,6 +206,22 @@ pub struct Node {
     pub nvls: bool,
     /// Bandwidth of copies between host and device.
     pub pcie_bytes_per_s: u64,
+}
+
+impl Node {
+    /// Rings that `ranks` GPUs of the node find in a mesh of NVLinks; `None`: it has switches.
+    #[must_use]
+    pub fn rings_among(&self, ranks: u32) -> Option<f64> {
+        let last = self.nvlink_rings.len().checked_sub(1)?;
+        Some(self.nvlink_rings[last.min(ranks.saturating_sub(2) as usize)])
+    }
+
+    /// Share of a GPU's NVLink bandwidth that `ranks` GPUs of the node use in a collective.
+    #[must_use]
+    pub fn nvlink_share(&self, ranks: u32) -> f64 {
+        let most = self.nvlink_rings.iter().copied().fold(0.0, f64::max);
+        self.rings_among(ranks).map_or(1.0, |rings| rings / most)
+    }
 }
 
 /// The network and the parameters of the collectives.
@@ -346,6 +368,7 @@ impl Profile {
         if let Some(&(key, _)) = positive.iter().find(|(_, value)| *value == 0) {
             return Err(ProfileError::Range { key, expected: "at least 1", value: 0.0 });
         }
+        self.validate_rings()?;
         self.validate_tuning()?;
         if let Some(trees) = network.nvls_tree {
             if !(0.0..=10.0).contains(&trees.fill) {
@@ -404,6 +427,20 @@ impl Profile {
         }
     }
 
+    /// A mesh of NVLinks tells of every number of GPUs from two on.
+    fn validate_rings(&self) -> Result<(), ProfileError> {
+        let rings = &self.node.nvlink_rings;
+        let key = "node.nvlink_rings";
+        if !rings.is_empty() && rings.len() + 1 != self.node.gpus as usize {
+            let (expected, value) = ("one number for each of 2, 3, ... node.gpus GPUs", rings.len() as f64);
+            return Err(ProfileError::Range { key, expected, value });
+        }
+        match rings.iter().find(|rings| !(0.1..=f64::from(MAX_CHANNELS / 2)).contains(*rings)) {
+            Some(&value) => Err(ProfileError::Range { key, expected: "from 0.1 to 32 each", value }),
+            None => Ok(()),
+        }
+    }
+
     /// What NCCL's tuning needs is there, and its settings can be followed.
     fn validate_tuning(&self) -> Result<(), ProfileError> {
         let network = &self.network;
@@ -449,6 +486,8 @@ fn flat_lines(path: &str, value: &Value) -> Vec<String> {
     match value {
         Value::Object(map) => map.iter().flat_map(|(key, value)| flat_lines(&join(path, key), value)).collect(),
         Value::String(string) => vec![format!("{path}={string}")],
+        // A version is its numbers with points between them; numbers that have points themselves are a list.
+        Value::Array(items) if items.iter().any(Value::is_f64) => vec![format!("{path}={}", plain(value, ",", "", ""))],
         other => vec![format!("{path}={}", plain(other, ".", "", ""))],
     }
 }

@@ -89,7 +89,7 @@ impl JobTrace {
         let when = When { iteration: launch.iteration, time: self.start_of_messages(rank, number) };
         let messages = launch.halves.iter().map(|(half, _)| {
             let other = members[half.peer as usize];
-            let link = Link::between(&self.profile, rank, other);
+            let link = Link::port_towards(&self.profile, rank, other);
             let occupancy = match &self.rules {
                 None => link.occupancy(half.bytes()),
                 Some(rules) => {

@@ -18,6 +18,12 @@ const STEPS: u64 = 8;
 /// Steps of a chunk of a ring under Simple, and slices it is sent in. Source: `src/include/collectives.h`.
 const CHUNK_STEPS: u64 = 4;
 pub(super) const SLICES: u64 = 2;
+/// Pieces of a chunk that are passed on one by one under LL and LL128, whose lines tell of their own arrival: each warp of a block
+/// passes its lines on when it has them. Sixteen warps would do so in sixteen pieces; with four, which cost a
+/// quarter, times of trees over two nodes are as near to published ones (docs/accuracy.md).
+const LINE_PIECES: u64 = 4;
+/// Data bytes that a warp moves at a time, by protocol number. Source: `src/device/prims_ll.h`, `src/device/prims_ll128.h`.
+const WARP_BYTES: [u64; 2] = [256, 1_920];
 /// Chunks of the last loop of a ring are cut to a multiple of this. Source: `src/device/all_reduce.h`.
 const ALIGNMENT: u64 = 16;
 
@@ -29,6 +35,8 @@ pub(crate) struct Tuned {
     nodes: u64,
     ranks: u64,
     nvls_tree: Option<SwitchTrees>,
+    /// Microseconds that a call takes beyond what NCCL counts for it.
+    besides: f64,
     /// Parts into which the channels divide every link.
     lanes: u64,
     /// Channels of the first of the two trees.
@@ -66,6 +74,8 @@ impl Tuned {
             nodes: u64::from(topology.nodes),
             ranks: u64::from(topology.ranks),
             nvls_tree: profile.network.nvls_tree,
+            besides: (profile.network.collective_launch_ns as f64 / 1e3 - version.constants().base_latency.ring[2])
+                .max(0.0),
             lanes,
             // Source: `connectTrees` in `src/graph/connect.cc`; further channels repeat the first ones.
             first_tree: u64::from(topology.channels / 2).max(1),
@@ -80,17 +90,17 @@ impl Tuned {
         self.lanes
     }
 
-    /// Latency and time of the bytes that NCCL expects of a call by an algorithm under Simple, in microseconds; that of NVLS trees
-    /// with what NCCL leaves out.
+    /// Latency and time of the bytes that NCCL expects of a call by an algorithm under Simple, in microseconds, with what a launch
+    /// of the profile takes longer than NCCL's; that of NVLS trees with what NCCL leaves out.
     pub(crate) fn expected(&self, call: &CollectiveCall, algorithm: Algorithm) -> Option<(f64, f64)> {
         let ops = call.ops.max(1).div_ceil(self.table.channels());
         let (latency, bytes) = self.table.parts(Function::of(call.kind)?, algorithm, 2, call.bytes, ops)?;
         match self.nvls_tree {
             Some(SwitchTrees { fill, bandwidth }) if algorithm == Algorithm::NvlsTree => {
                 let bytes = bytes / bandwidth;
-                Some((latency, bytes + fill * (latency * bytes).sqrt()))
+                Some((latency + self.besides, bytes + fill * (latency * bytes).sqrt()))
             }
-            _ => Some((latency, bytes)),
+            _ => Some((latency + self.besides, bytes)),
         }
     }
 
@@ -202,6 +212,14 @@ fn grains(bytes: u64, grain: u64) -> u64 {
     (bytes / grain).max(1) * grain
 }
 
+/// Bytes that go through a tree or chain at once, of `bytes` in chunks of `chunk`.
+pub(super) fn piece(protocol: Protocol, chunk: u64, bytes: u64) -> u64 {
+    match WARP_BYTES.get(tuning::protocol_number(protocol)) {
+        Some(least) => chunk.min(bytes).div_ceil(LINE_PIECES).max(*least).min(chunk),
+        None => chunk,
+    }
+}
+
 /// Slices that a chunk of a ring is sent in.
 pub(crate) fn slices(protocol: Protocol) -> u64 {
     if protocol == Protocol::Simple { SLICES } else { 1 }
@@ -224,11 +242,18 @@ fn topology(profile: &Profile, node_sizes: &[u32]) -> Topology {
     let compute_capability = 10 * major + minor;
     let nodes = node_sizes.len().max(1) as u32;
     let nvlink = node.nvlink_bytes_per_s as f64 * node.nvlink_efficiency / GIGA;
-    let (searched_channels, channels, bandwidth) = if nodes == 1 {
+    let smallest = node_sizes.iter().copied().min().unwrap_or(1);
+    let (searched_channels, channels, bandwidth) = if nodes == 1
+        && let Some(rings) = node.rings_among(smallest)
+    {
+        // A channel per ring of the mesh, and as many again for the second tree.
+        let searched = rings.ceil().max(1.0) as u32;
+        (searched, 2 * searched, nvlink * node.nvlink_share(smallest) / f64::from(searched))
+    } else if nodes == 1 {
         let searched = (network.node_channels / 2).max(1);
         (searched, network.node_channels.max(1), nvlink / f64::from(searched))
     } else {
-        let cards = node_sizes.iter().copied().min().unwrap_or(1).min(node.nics).max(1);
+        let cards = smallest.min(node.nics).max(1);
         let card = network.nic_bytes_per_s as f64 * network.nic_efficiency / GIGA;
         let stays_single = card < 25.0 || (compute_capability > 80 && card < 50.0 && cards > 4);
         let (searched, bandwidth) = if stays_single { (cards, card) } else { (2 * cards, card / 2.0) };
@@ -236,12 +261,13 @@ fn topology(profile: &Profile, node_sizes: &[u32]) -> Topology {
         let is_wide = compute_capability >= 90 && bandwidth > 45.0 && 2 * searched < 16;
         (searched, if is_wide { 4 } else { 2 } * searched, bandwidth)
     };
+    let of_mesh = nvlink * node.nvlink_share(smallest) / f64::from(searched_channels);
     Topology {
         ranks: node_sizes.iter().sum::<u32>().max(1),
         nodes,
         searched_channels,
         channels,
-        intra_bandwidth: bandwidth,
+        intra_bandwidth: if node.nvlink_rings.is_empty() { bandwidth } else { bandwidth.min(of_mesh) },
         inter_bandwidth: bandwidth,
         intra: LinkKind::NvLink,
         cpu: node.cpu.unwrap_or(CpuVendor::Intel),

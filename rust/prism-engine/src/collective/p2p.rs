@@ -56,7 +56,7 @@ fn transfer(
 /// The link between two members: the GPU's NVLink port inside a node, one network card otherwise.
 fn link(shape: &CommShape, a: u32, b: u32) -> Link {
     let is_inside = shape.node[a as usize] == shape.node[b as usize];
-    let link = if is_inside { shape.nvlink } else { shape.card };
+    let link = if is_inside { shape.pair } else { shape.card };
     shape.changes.as_ref().map_or(link, |changes| changes.between(a, b, is_inside).apply(link))
 }
 

@@ -576,7 +576,8 @@ pub(super) fn chain_runs(shape: &CommShape, call: &CollectiveCall, way: Way) -> 
         let chunk = shape.protocols[way.protocol].chain_chunk_bytes;
         return [Some(even_chunks(1, call.bytes, chunk, 1)), None];
     };
-    let run = |bytes| even_chunks(share.ops, bytes, chunk, tuned.lanes());
+    let protocol = shape.protocols[way.protocol].protocol;
+    let run = |bytes| even_chunks(share.ops, bytes, channels::piece(protocol, chunk, bytes), tuned.lanes());
     let last = run(share.last);
     [(share.per_op > 1).then(|| run(share.bytes)).filter(|run| *run != last), Some(last)]
 }
@@ -593,7 +594,10 @@ pub(super) fn tree_runs(shape: &CommShape, call: &CollectiveCall, way: Way) -> [
         let chunk = shape.protocols[way.protocol].tree_chunk_bytes;
         return [[Some(even_chunks(1, call.bytes.div_ceil(2), chunk, 1)), None]; 2];
     };
-    let run = |ops: u64, bytes| (ops > 0).then(|| even_chunks(ops, bytes, chunk, tuned.tree_lanes()));
+    let protocol = shape.protocols[way.protocol].protocol;
+    let run = |ops: u64, bytes| {
+        (ops > 0).then(|| even_chunks(ops, bytes, channels::piece(protocol, chunk, bytes), tuned.tree_lanes()))
+    };
     tuned.on_trees(&share).map(|[most, last]| {
         let (most, last) = (run(most, share.bytes), run(last, share.last));
         [most, last.filter(|_| most != last)]

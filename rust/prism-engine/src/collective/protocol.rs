@@ -17,11 +17,13 @@ pub enum Protocol {
     Ll128,
 }
 
-/// A hop of a ring or tree: over NVLink (`cards` 0) or over `cards` network cards, shared by `streams` transfers.
+/// A hop of a ring or tree: over NVLink (`cards` 0) or over `cards` network cards, shared by `streams` transfers. `mesh` are the
+/// communicator's GPUs of the node, where NVLink's bandwidth depends on them; else 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hop {
     pub(crate) cards: u32,
     pub(crate) streams: u32,
+    pub(crate) mesh: u32,
 }
 
 /// What a link passes, and which share of it a message at the link's speed uses.
@@ -69,7 +71,8 @@ impl ProtocolCosts {
 
     fn simple(profile: &Profile, ring: &[Hop], tree: &[Hop]) -> Self {
         let network = &profile.network;
-        let wires = |hops: &[Hop]| hops.iter().map(|hop| wiring(*hop, (1, 1))).collect();
+        let wire = |hop: &Hop| wiring(*hop, (base(profile, *hop).bytes_per_s, port(profile, *hop).bytes_per_s));
+        let wires = |hops: &[Hop]| hops.iter().map(wire).collect();
         let links = |hops: &[Hop]| hops.iter().map(|hop| base(profile, *hop).shared_by(hop.streams)).collect();
         Self {
             protocol: Protocol::Simple,
@@ -99,8 +102,9 @@ impl ProtocolCosts {
             let wire = |hop: &Hop| {
                 let limit =
                     if hop.cards == 0 { costs.nvlink_limit_bytes_per_s } else { costs.network_limit_bytes_per_s };
-                let whole = share(base(profile, *hop).bytes_per_s, costs.bandwidth_share);
-                wiring(*hop, (whole.min(limit), whole))
+                let [own, whole] = [base(profile, *hop), port(profile, *hop)]
+                    .map(|link| share(link.bytes_per_s, costs.bandwidth_share));
+                wiring(*hop, (own.min(limit), whole))
             };
             hops.iter().map(wire).collect()
         };
@@ -122,6 +126,11 @@ impl ProtocolCosts {
 }
 
 fn base(profile: &Profile, hop: Hop) -> Link {
+    if hop.cards == 0 && hop.mesh > 0 { Link::nvlink_among(profile, hop.mesh) } else { port(profile, hop) }
+}
+
+/// All that the GPU or its node has for such a hop.
+fn port(profile: &Profile, hop: Hop) -> Link {
     if hop.cards == 0 { Link::nvlink(profile) } else { Link::network(profile, hop.cards) }
 }
 

@@ -5,6 +5,7 @@ use super::channels::Tuned;
 use super::dtree;
 use super::protocol::{Hop, ProtocolCosts};
 use super::turns::Rounds;
+use crate::contention::FULL;
 use crate::cost::comm::{Link, node_of};
 use crate::profile::Profile;
 use std::collections::BTreeMap;
@@ -46,8 +47,12 @@ pub struct CommShape {
     pub(crate) node: Vec<u32>,
     /// In which round of NCCL's schedule two members exchange messages.
     pub(crate) rounds: Rounds,
-    /// One GPU's way to the other GPUs of its node.
+    /// One GPU's way to the other GPUs of its node; in a mesh, of the node where it is widest.
     pub(crate) nvlink: Link,
+    /// One GPU's way to one other GPU of its node.
+    pub(crate) pair: Link,
+    /// All NVLinks of one GPU.
+    pub(crate) port: Link,
     /// One network card.
     pub(crate) card: Link,
     /// Network cards of a node.
@@ -81,6 +86,8 @@ impl CommShape {
         let node_sizes: Vec<_> = by_node.iter().map(|ranks| ranks.len() as u32).collect();
         let (ring_hops, ring_class) = ring_hops(&node_sizes, profile);
         let (tree_hops, trees) = rank_trees(&by_node, profile);
+        let ways = node_sizes.iter().map(|members| Link::nvlink_among(profile, *members));
+        let nvlink = ways.max_by_key(|link| link.bytes_per_s).unwrap_or_else(|| Link::nvlink(profile));
         Self {
             id: Self::new_id(),
             ring,
@@ -91,7 +98,9 @@ impl CommShape {
             rounds: Rounds::new(&node_sizes),
             node_sizes,
             node,
-            nvlink: Link::nvlink(profile),
+            nvlink,
+            pair: Link::nvlink_among(profile, 2),
+            port: Link::nvlink(profile),
             card: Link::network(profile, 1),
             cards: profile.node.nics,
             protocols: ProtocolCosts::all(profile, &ring_hops, &tree_hops),
@@ -102,6 +111,12 @@ impl CommShape {
     /// An id no other shape has.
     pub(super) fn new_id() -> u64 {
         NEXT_ID.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Share of a GPU's NVLink port, of [`FULL`], that a message to another GPU of its node has.
+    pub(crate) fn pair_share(&self) -> u64 {
+        let share = u128::from(FULL) * u128::from(self.pair.bytes_per_s) / u128::from(self.port.bytes_per_s.max(1));
+        u64::try_from(share).unwrap_or(FULL).clamp(1, FULL)
     }
 
     /// Number of members.
@@ -167,14 +182,19 @@ fn cards_between(members: u32, other_members: u32, profile: &Profile) -> u32 {
     members.min(other_members).min(profile.node.nics)
 }
 
+/// The communicator's GPUs of a node, if NVLink's bandwidth depends on them.
+fn mesh(profile: &Profile, members: u32) -> u32 {
+    if profile.node.nvlink_rings.is_empty() { 0 } else { members }
+}
+
 fn ring_hops(nodes: &[u32], profile: &Profile) -> (Vec<Hop>, Vec<u16>) {
-    let inside = Hop { cards: 0, streams: 1 };
     let mut hops = Classes::default();
     let mut class = Vec::new();
     for (at, &node) in nodes.iter().enumerate() {
+        let inside = Hop { cards: 0, streams: 1, mesh: mesh(profile, node) };
         class.extend((1..node).map(|_| hops.of(inside)));
         let next = nodes[(at + 1) % nodes.len()];
-        let out = Hop { cards: cards_between(node, next, profile), streams: 1 };
+        let out = Hop { cards: cards_between(node, next, profile), streams: 1, mesh: 0 };
         class.push(hops.of(if nodes.len() == 1 { inside } else { out }));
     }
     (hops.0, class)
@@ -189,7 +209,10 @@ fn rank_trees(by_node: &[Vec<u32>], profile: &Profile) -> (Vec<Hop>, [RankTree; 
     let node_trees = dtree::double_tree(by_node.len());
     let network_streams = max_degree(&node_trees, by_node.len());
     let longest = by_node.iter().map(Vec::len).max().unwrap_or(0);
-    let inside = Hop { cards: 0, streams: if longest > 2 { 4 } else { 2 } };
+    let inside = |node: usize| {
+        let mesh = mesh(profile, by_node[node].len() as u32);
+        Hop { cards: 0, streams: if longest > 2 { 4 } else { 2 }, mesh }
+    };
     let members = |node: usize| by_node[node].len() as u32;
     let mut hops = Classes::default();
     let trees = node_trees.map(|node_tree| {
@@ -199,10 +222,10 @@ fn rank_trees(by_node: &[Vec<u32>], profile: &Profile) -> (Vec<Hop>, [RankTree; 
             for (at, &rank) in ranks.iter().enumerate() {
                 tree.order.push(rank);
                 if at > 0 {
-                    tree.connect(rank, ranks[at - 1], hops.of(inside));
+                    tree.connect(rank, ranks[at - 1], hops.of(inside(node)));
                 } else if let Some(up) = node_tree.parent[node] {
                     let cards = cards_between(members(node), members(up), profile);
-                    tree.connect(rank, by_node[up][0], hops.of(Hop { cards, streams: network_streams }));
+                    tree.connect(rank, by_node[up][0], hops.of(Hop { cards, streams: network_streams, mesh: 0 }));
                 }
             }
         }

@@ -14,7 +14,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Between two GPUs of one node.
+    /// All of one GPU's NVLinks.
     #[must_use]
     pub fn nvlink(profile: &Profile) -> Self {
         let node = &profile.node;
@@ -22,6 +22,14 @@ impl Link {
             bytes_per_s: share(node.nvlink_bytes_per_s, node.nvlink_efficiency),
             latency: nanoseconds(node.nvlink_latency_ns),
         }
+    }
+
+    /// The same as far as `ranks` GPUs of a node can use it together: a mesh of NVLinks has other rings for each number.
+    #[must_use]
+    pub fn nvlink_among(profile: &Profile, ranks: u32) -> Self {
+        let node = &profile.node;
+        let efficiency = node.nvlink_efficiency * node.nvlink_share(ranks);
+        Self { bytes_per_s: share(node.nvlink_bytes_per_s, efficiency), ..Self::nvlink(profile) }
     }
 
     /// Between two nodes, over `cards` network cards at once.
@@ -34,9 +42,19 @@ impl Link {
         }
     }
 
-    /// Between two global ranks: NVLink inside a node, one network card otherwise.
+    /// Between two global ranks: NVLink inside a node (of a mesh what two GPUs have), one network card otherwise.
     #[must_use]
     pub fn between(profile: &Profile, from: u32, to: u32) -> Self {
+        if node_of(profile, from) == node_of(profile, to) {
+            Self::nvlink_among(profile, 2)
+        } else {
+            Self::network(profile, 1)
+        }
+    }
+
+    /// What all messages of a rank to others share on the way to `to`: its NVLinks, or its network card.
+    #[must_use]
+    pub fn port_towards(profile: &Profile, from: u32, to: u32) -> Self {
         if node_of(profile, from) == node_of(profile, to) { Self::nvlink(profile) } else { Self::network(profile, 1) }
     }
 

@@ -327,7 +327,7 @@ impl<'a> Builder<'a> {
         if turns::has_turns(halves.iter().map(|half| half.is_send)) {
             let Comm { members, shape } = &self.job.comms[comm as usize];
             let message = |half: &Half| {
-                let occupancy = Link::between(profile, rank, members[half.peer as usize]).occupancy(half.bytes());
+                let occupancy = Link::port_towards(profile, rank, members[half.peer as usize]).occupancy(half.bytes());
                 turns::Message { peer: half.peer, is_send: half.is_send, occupancy }
             };
             leads = turns::turns(shape, member, &halves.iter().map(message).collect::<Vec<_>>()).leads;
@@ -423,7 +423,10 @@ impl<'a> Builder<'a> {
         }
         let link = Link::between(profile, from, to);
         let wire = wire_between(profile, from, to);
-        (Message { bytes, occupancy: link.occupancy(bytes), latency: link.latency, wire, share: FULL }, SimTime::ZERO)
+        // In a mesh of NVLinks a message has some of them.
+        let part = if wire == Wire::NvLink { profile.node.nvlink_share(2) } else { 1.0 };
+        let share = ((FULL as f64 * part) as u64).clamp(1, FULL);
+        (Message { bytes, occupancy: link.occupancy(bytes), latency: link.latency, wire, share }, SimTime::ZERO)
     }
 }
 

@@ -452,7 +452,8 @@ impl Writer {
         for distance in 1..n {
             let peer = (call.root + distance) % n;
             let is_inside = shape.node[peer as usize] == shape.node[call.root as usize];
-            let hop = if is_inside { (shape.nvlink, Wire::NvLink, FULL) } else { (shape.card, Wire::Card, FULL) };
+            let hop =
+                if is_inside { (shape.pair, Wire::NvLink, shape.pair_share()) } else { (shape.card, Wire::Card, FULL) };
             let message = self.hop(hop, each, (1, 1));
             let (from, to) = if call.kind == CollectiveKind::Gather { (peer, call.root) } else { (call.root, peer) };
             messages.push(Single { from, to, message });

@@ -6,6 +6,7 @@ mod fused;
 mod laws;
 mod layout;
 mod matching;
+mod mesh;
 mod reference;
 mod steps;
 mod tables;

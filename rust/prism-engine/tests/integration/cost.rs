@@ -32,7 +32,7 @@ fn time(profile: &Profile, work: &Work) -> SimTime {
 #[test]
 fn every_builtin_profile_reads_and_survives_a_round_trip() {
     let names: Vec<_> = Profile::builtin_names().collect();
-    assert_eq!(names, ["a100-sxm", "b200-sxm", "gb200-nvl72", "h100-sxm", "h200-sxm"]);
+    assert_eq!(names, ["a100-sxm", "b200-sxm", "gb200-nvl72", "h100-sxm", "h200-sxm", "v100-dgx1"]);
     for name in names {
         let profile = Profile::builtin(name).expect("built in");
         assert_eq!(profile.name, name);
@@ -53,7 +53,7 @@ fn memory_clock_and_bus_give_the_memory_bandwidth() {
 fn an_unknown_profile_is_refused_with_the_names_there_are() {
     let error = Profile::builtin("h100").expect_err("the name is h100-sxm").to_string();
     assert!(
-        error.contains("`h100`") && error.contains("a100-sxm, b200-sxm, gb200-nvl72, h100-sxm, h200-sxm"),
+        error.contains("`h100`") && error.contains("a100-sxm, b200-sxm, gb200-nvl72, h100-sxm, h200-sxm, v100-dgx1"),
         "{error}"
     );
 }

@@ -1,8 +1,11 @@
 //! The network of a profile, fitted to measured collectives.
 //!
-//! Four factors at most: of NVLink's bandwidth and of the latencies inside a node, of the network's bandwidth and of its latency. Those
-//! that no row can tell (nothing crosses nodes, or nothing stays inside one) are left alone. The sum over rows of
-//! |ln(predicted / measured)| is made least, so that small and large sizes count alike and outliers little.
+//! Four constants at most: a factor of NVLink's bandwidth and a time that every call takes besides, whatever its protocol; a factor
+//! of the network's bandwidth and one of its latency. Those that no row can tell (nothing crosses nodes, or nothing stays
+//! inside one) are left alone. More constants fit the rows better and other rank counts worse.
+//!
+//! The sum over rows of a Huber loss of ln(predicted / measured) is made least: small and large sizes count alike, and rows that
+//! are further off than [`OUTLIER`] count by their distance, not by its square.
 //!
 //! The error that is told is that of rows that were not fitted to: with several files each is left out in turn, with one every
 //! fifth row.
@@ -22,34 +25,50 @@ use std::path::PathBuf;
 const MOST_ROWS: usize = 240;
 /// Parts that are left out in turn of a single file.
 const FOLDS: usize = 5;
-/// Steps of the search: wide first.
-const STEPS: [f64; 4] = [1.6, 1.2, 1.06, 1.02];
+/// Steps of the search for factors, and for the time of every call in microseconds: wide first.
+const STEPS: [(f64, f64); 5] = [(1.6, 16.0), (1.2, 4.0), (1.06, 1.0), (1.02, 0.25), (1.005, 0.1)];
 /// Bounds of every factor.
 const BOUNDS: (f64, f64) = (0.02, 50.0);
+/// Most microseconds that a call takes besides, or does not take.
+const MOST_LAUNCH_US: f64 = 10_000.0;
+/// Distance, as a logarithm, from which a row counts less.
+const OUTLIER: f64 = 0.1;
 
 /// What a profile's network is scaled by.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Factors {
     /// Of NVLink's bandwidth, and of what protocols move over it at most.
     pub nvlink_bandwidth: f64,
-    /// Of latencies inside a node, launches included.
+    /// Of latencies inside a node, launches included. Not fitted: 1.
     pub node_latency: f64,
     /// Of the network cards' bandwidth.
     pub network_bandwidth: f64,
     /// Of the latencies of hops over the network.
     pub network_latency: f64,
+    /// No factor: microseconds that every call takes besides, under any protocol.
+    pub launch_us: f64,
 }
 
 impl Factors {
-    const NONE: Self = Self { nvlink_bandwidth: 1.0, node_latency: 1.0, network_bandwidth: 1.0, network_latency: 1.0 };
+    /// Nothing is changed.
+    pub const NONE: Self =
+        Self { nvlink_bandwidth: 1.0, node_latency: 1.0, network_bandwidth: 1.0, network_latency: 1.0, launch_us: 0.0 };
 
-    fn get(&mut self, at: usize) -> &mut f64 {
-        match at {
+    /// With the constant number `at` a step up or down.
+    fn moved(mut self, at: usize, (factor, us): (f64, f64), is_up: bool) -> Self {
+        let step = if is_up { factor } else { 1.0 / factor };
+        let constant = match at {
             0 => &mut self.nvlink_bandwidth,
-            1 => &mut self.node_latency,
+            1 => {
+                let us = if is_up { us } else { -us };
+                self.launch_us = (self.launch_us + us).clamp(-MOST_LAUNCH_US, MOST_LAUNCH_US);
+                return self;
+            }
             2 => &mut self.network_bandwidth,
             _ => &mut self.network_latency,
-        }
+        };
+        *constant = (*constant * step).clamp(BOUNDS.0, BOUNDS.1);
+        self
     }
 }
 
@@ -75,7 +94,7 @@ pub struct Summary {
     pub rows: u64,
     /// Rows by collective, ranks and nodes.
     pub groups: BTreeMap<String, u64>,
-    /// What the profile was scaled by.
+    /// What the profile was changed by.
     pub factors: Factors,
     /// Errors of the profile as it was.
     pub before: Errors,
@@ -162,10 +181,9 @@ impl Fitter<'_> {
             loop {
                 let before = least;
                 for at in &free {
-                    for factor in [step, 1.0 / step] {
+                    for is_up in [true, false] {
                         loop {
-                            let mut candidate = best;
-                            *candidate.get(*at) = (*candidate.get(*at) * factor).clamp(BOUNDS.0, BOUNDS.1);
+                            let candidate = best.moved(*at, step, is_up);
                             let loss = self.loss(rows, candidate);
                             if loss >= least {
                                 break;
@@ -184,7 +202,7 @@ impl Fitter<'_> {
 
     fn loss(&self, rows: &[&Row], factors: Factors) -> f64 {
         let profile = scaled(self.base, factors);
-        self.ratios(&profile, rows).into_iter().map(|ratio| ratio.ln().abs()).sum()
+        self.ratios(&profile, rows).into_iter().map(|ratio| huber(ratio.ln().abs())).sum()
     }
 
     fn errors(&self, profile: &Profile, rows: &[&Row]) -> Vec<f64> {
@@ -205,6 +223,11 @@ impl Fitter<'_> {
     }
 }
 
+/// The square of a small distance, and of a large one as much as goes on straight from there.
+fn huber(distance: f64) -> f64 {
+    if distance <= OUTLIER { distance * distance / (2.0 * OUTLIER) } else { distance - OUTLIER / 2.0 }
+}
+
 /// Global ranks spread evenly over nodes of so many GPUs.
 fn members(ranks: u32, nodes: u32, gpus: u32) -> Vec<u32> {
     let each = ranks.div_ceil(nodes.max(1)).min(gpus).max(1);
@@ -216,17 +239,21 @@ fn members(ranks: u32, nodes: u32, gpus: u32) -> Vec<u32> {
 pub fn scaled(profile: &Profile, factors: Factors) -> Profile {
     let mut profile = profile.clone();
     let times = |number: &mut u64, factor: f64| *number = (*number as f64 * factor).round() as u64;
+    let launch = |ns: &mut u64| {
+        times(ns, factors.node_latency);
+        *ns = (*ns as f64 + 1_000.0 * factors.launch_us).round().max(0.0) as u64;
+    };
     let rate = |number: &mut u64, factor: f64| *number = ((*number as f64 * factor).round() as u64).max(1);
     rate(&mut profile.node.nvlink_bytes_per_s, factors.nvlink_bandwidth);
     times(&mut profile.node.nvlink_latency_ns, factors.node_latency);
     let network = &mut profile.network;
     rate(&mut network.nic_bytes_per_s, factors.network_bandwidth);
     times(&mut network.latency_ns, factors.network_latency);
-    times(&mut network.collective_launch_ns, factors.node_latency);
+    launch(&mut network.collective_launch_ns);
     let protocol = |protocol: &mut LowLatency| {
         rate(&mut protocol.nvlink_limit_bytes_per_s, factors.nvlink_bandwidth);
         rate(&mut protocol.network_limit_bytes_per_s, factors.network_bandwidth);
-        times(&mut protocol.launch_ns, factors.node_latency);
+        launch(&mut protocol.launch_ns);
         times(&mut protocol.ring_nvlink_latency_ns, factors.node_latency);
         times(&mut protocol.tree_nvlink_latency_ns, factors.node_latency);
         times(&mut protocol.ring_latency_ns, factors.network_latency);

@@ -145,6 +145,7 @@ pub fn profile_of_device(device: &str) -> Option<&'static str> {
         ("A100", "a100-sxm"),
         ("GB200", "gb200-nvl72"),
         ("B200", "b200-sxm"),
+        ("V100-SXM2", "v100-dgx1"),
     ];
     known.iter().find(|(word, _)| device.contains(word)).map(|(_, profile)| *profile)
 }
@@ -158,6 +159,8 @@ mod tests {
         assert_eq!(profile_of_device("NVIDIA GB200"), Some("gb200-nvl72"));
         assert_eq!(profile_of_device("NVIDIA B200"), Some("b200-sxm"));
         assert_eq!(profile_of_device("NVIDIA H100 80GB HBM3"), Some("h100-sxm"));
+        assert_eq!(profile_of_device("Tesla V100-SXM2-32GB"), Some("v100-dgx1"));
+        assert_eq!(profile_of_device("Tesla V100-PCIE-16GB"), None);
         assert_eq!(profile_of_device("Tesla T4"), None);
     }
 }

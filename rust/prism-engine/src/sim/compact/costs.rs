@@ -149,7 +149,7 @@ impl Costs {
         }
         let rank = members[me as usize];
         let messages = halves.iter().map(|half| {
-            let link = Link::between(&self.profile, rank, members[half.peer as usize]);
+            let link = Link::port_towards(&self.profile, rank, members[half.peer as usize]);
             let occupancy = link.occupancy(self.messages[half.message as usize].bytes);
             Message { peer: half.peer, is_send: half.is_send, occupancy }
         });

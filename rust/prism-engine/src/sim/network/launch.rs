@@ -46,7 +46,7 @@ impl Network {
         let me = members[position as usize];
         let occupancy = |half: &Half| {
             let other = members[half.peer as usize];
-            let link = Link::between(&self.profile, me, other);
+            let link = Link::port_towards(&self.profile, me, other);
             let Some(rules) = &self.rules else { return link.occupancy(half.bytes()) };
             let pair = if half.is_send { (me, other) } else { (other, me) };
             let when = When { iteration: launch.origin.iteration, time };

@@ -165,7 +165,14 @@ impl Slow<'_> {
 
     /// Equal chunks of each op: their number and the bytes of one.
     fn even(&self, parts: &[u64]) -> (usize, u64) {
-        let chunks = parts[0].div_ceil(self.chunk());
+        // Under LL and LL128 a quarter of a chunk is passed on as soon as it is there, but no less than a warp's lines.
+        let quarter = self.chunk().min(parts[0]).div_ceil(4);
+        let piece = match self.chosen.protocol {
+            Protocol::Simple => self.chunk(),
+            Protocol::Ll => quarter.max(256),
+            Protocol::Ll128 => quarter.max(1_920),
+        };
+        let chunks = parts[0].div_ceil(piece);
         (chunks as usize * parts.len(), parts[0].div_ceil(chunks))
     }
 

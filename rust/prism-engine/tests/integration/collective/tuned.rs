@@ -280,6 +280,32 @@ fn switches_wait_for_the_last() {
     assert_eq!(ends, vec![last + cost; 16]);
 }
 
+/// A launch that takes longer than NCCL counts is paid by every way, and changes no choice.
+#[test]
+fn a_longer_launch_is_paid_by_switches_too() {
+    let mut profile = Profile::builtin("h100-sxm").expect("built in");
+    let cost = |profile: &Profile, ranks: u32, bytes: u64| {
+        let shape = CommShape::new(&(0..ranks).collect::<Vec<_>>(), profile);
+        let call = CollectiveCall { kind: AllReduce, bytes, root: 0, ops: 1 };
+        (choice(&shape, &call), uniform_cost(&shape, &call))
+    };
+    let calls = [(8, 1 << 30), (16, 64 << 20), (8, 1 << 10), (4, 1 << 30)];
+    let before = calls.map(|(ranks, bytes)| cost(&profile, ranks, bytes));
+    let longer = SimTime::from_ns(7_000);
+    let network = &mut profile.network;
+    network.collective_launch_ns += 7_000;
+    for protocol in [&mut network.ll, &mut network.ll128] {
+        protocol.as_mut().expect("has both").launch_ns += 7_000;
+    }
+    let after = calls.map(|(ranks, bytes)| cost(&profile, ranks, bytes));
+    for ((way, time), (other_way, other_time)) in before.into_iter().zip(after) {
+        assert_eq!(way, other_way);
+        // Times of a formula are rounded once, with the launch in them.
+        assert!(((other_time - time) - longer).as_ps().abs() <= 1, "{way:?}: {time:?} {other_time:?}");
+    }
+    assert_eq!(before.map(|(way, _)| way.algorithm)[..2], [Algorithm::Nvls, Algorithm::NvlsTree]);
+}
+
 #[test]
 fn settings_restrict_the_choice() {
     let table = |pairs: &[(&str, &str)]| model(version("2.30"), &many_nodes(), &settings(pairs));

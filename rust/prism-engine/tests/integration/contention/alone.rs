@@ -121,3 +121,19 @@ proptest! {
         }
     }
 }
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_mesh_of_nvlinks_is_no_exception(
+        members in members(),
+        kind in kind(),
+        count in prop::sample::select(vec![1u64, 5000, 1 << 20]),
+    ) {
+        let graph = collective_graph(40, &members, kind, count, 0);
+        let mesh = Profile::builtin("v100-dgx1").expect("built in");
+        check_collective(&graph, &mesh, StepMessages::Fine, kind);
+        check_collective(&graph, &mesh.without_channels(), StepMessages::Fine, kind);
+    }
+}
