@@ -55,15 +55,27 @@ dev: build torch plane  ## editable build, slim torch, `prism` on .venv/bin
 demo: dev  ## the main job: an unmodified PyTorch program as ranks of an 8,192-rank world
 	bash scripts/demo.sh $(BIN) $(DEMO_OUT)
 
+# Python tests mostly start programs and wait for them: the compiler has the time between.
 .PHONY: test
-test: dev test-rust test-python  ## all tests, no GPU
+test: dev programs  ## all tests, no GPU
+	$(MAKE) --no-print-directory --jobs=2 test-rust run-pytest
 
+# With the whole workspace, the binding included, although it has no tests of its own: with fewer packages some dependencies
+# have fewer features, and the engine would be compiled on top of them once more. Tests inside a library compile all of the
+# library again: without optimisation.
 .PHONY: test-rust
 test-rust:  ## Rust tests
-	cargo test --locked --release --workspace --exclude prism-python --quiet
+	cargo test --locked --quiet --profile unit --workspace --exclude prism-import --exclude prism-python --lib
+	cargo test --locked --quiet --release --workspace --test '*' --examples
+	cargo test --locked --quiet --release --workspace --doc
 
 .PHONY: test-python
 test-python: dev programs  ## Python and end-to-end tests
+	$(MAKE) --no-print-directory run-pytest
+
+# Without building: another make may be compiling.
+.PHONY: run-pytest
+run-pytest:
 	$(PY) -m pytest
 
 .PHONY: slicing
