@@ -60,13 +60,12 @@ demo: dev  ## the main job: an unmodified PyTorch program as ranks of an 8,192-r
 test: dev programs  ## all tests, no GPU
 	$(MAKE) --no-print-directory --jobs=2 test-rust run-pytest
 
-# Tests inside a library compile all of it again: where that takes long, without optimisation (and with checks of overflow).
+# Tests inside a library compile all of it again: without optimisation, and with checks of overflow.
 # Other tests with the whole workspace, the binding included, although it has no tests of its own: with fewer packages some
 # dependencies have fewer features, and the engine would be compiled on top of them once more.
 .PHONY: test-rust
 test-rust:  ## Rust tests
-	cargo test --locked --quiet --profile unit -p prism-engine -p prism-wire -p prism-cuda -p prism-nccl --lib
-	cargo test --locked --quiet --release -p prism-callers -p prism-audit -p prism-gpu -p prism-nvml --lib
+	cargo test --locked --quiet --profile unit --workspace --exclude prism-import --exclude prism-python --lib
 	cargo test --locked --quiet --release --workspace --test '*' --examples
 	cargo test --locked --quiet --release --workspace --doc
 
