@@ -43,7 +43,7 @@ $(VENV)/.plane: python/prism_core/torch/plane.cpp python/prism_core/torch/values
 
 .PHONY: programs
 programs: $(VENV)/.programs  ## training programs of others for the tests, without their dependencies
-$(VENV)/.programs: pyproject.toml $(VENV)/.tools
+$(VENV)/.programs: pyproject.toml $(VENV)/.tools | $(VENV)/.torch
 	$(PY) -c 'import tomllib; print("\n".join(tomllib.load(open("pyproject.toml","rb"))["project"]["optional-dependencies"]["programs"]))' > $(VENV)/.programs-list
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r $(VENV)/.programs-list
 	touch $@
@@ -115,6 +115,10 @@ bench: dev  ## every benchmark; each asserts its answer before it is timed
 
 .PHONY: lint
 lint: build  ## formatting, clippy, ruff, mypy, stubtest, layering
+	$(MAKE) --no-print-directory run-lint
+
+.PHONY: run-lint
+run-lint:
 	cargo fmt --all --check
 	cargo clippy --locked --release --workspace --all-targets -- -D warnings
 	$(BIN)/ruff format --check python tests benches examples scripts
