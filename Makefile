@@ -43,7 +43,7 @@ $(VENV)/.plane: python/prism_core/torch/plane.cpp python/prism_core/torch/values
 
 .PHONY: programs
 programs: $(VENV)/.programs  ## training programs of others for the tests, without their dependencies
-$(VENV)/.programs: pyproject.toml $(VENV)/.tools
+$(VENV)/.programs: pyproject.toml $(VENV)/.tools | $(VENV)/.torch
 	$(PY) -c 'import tomllib; print("\n".join(tomllib.load(open("pyproject.toml","rb"))["project"]["optional-dependencies"]["programs"]))' > $(VENV)/.programs-list
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r $(VENV)/.programs-list
 	touch $@
@@ -55,15 +55,27 @@ dev: build torch plane  ## editable build, slim torch, `prism` on .venv/bin
 demo: dev  ## the main job: an unmodified PyTorch program as ranks of an 8,192-rank world
 	bash scripts/demo.sh $(BIN) $(DEMO_OUT)
 
+# Python tests mostly start programs and wait for them: the compiler has the time between.
 .PHONY: test
-test: dev test-rust test-python  ## all tests, no GPU
+test: dev programs  ## all tests, no GPU
+	$(MAKE) --no-print-directory --jobs=2 test-rust run-pytest
 
+# Tests inside a library compile all of it again: without optimisation, and with checks of overflow.
+# Other tests with the whole workspace, the binding included, although it has no tests of its own: with fewer packages some
+# dependencies have fewer features, and the engine would be compiled on top of them once more.
 .PHONY: test-rust
 test-rust:  ## Rust tests
-	cargo test --locked --release --workspace --exclude prism-python --quiet
+	cargo test --locked --quiet --profile unit --workspace --exclude prism-import --exclude prism-python --lib
+	cargo test --locked --quiet --release --workspace --test '*' --examples
+	cargo test --locked --quiet --release --workspace --doc
 
 .PHONY: test-python
 test-python: dev programs  ## Python and end-to-end tests
+	$(MAKE) --no-print-directory run-pytest
+
+# Without building: another make may be compiling.
+.PHONY: run-pytest
+run-pytest:
 	$(PY) -m pytest
 
 .PHONY: slicing
@@ -103,6 +115,10 @@ bench: dev  ## every benchmark; each asserts its answer before it is timed
 
 .PHONY: lint
 lint: build  ## formatting, clippy, ruff, mypy, stubtest, layering
+	$(MAKE) --no-print-directory run-lint
+
+.PHONY: run-lint
+run-lint:
 	cargo fmt --all --check
 	cargo clippy --locked --release --workspace --all-targets -- -D warnings
 	$(BIN)/ruff format --check python tests benches examples scripts

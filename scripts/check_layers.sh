@@ -24,4 +24,7 @@ for helper in prism-audit prism-callers; do only "$helper" libc; done
 if grep -rnE 'std::env|println!|eprintln!' rust/prism-engine/src rust/prism-import/src; then
   echo "layering: prism-engine and prism-import must not read the environment or print" >&2; exit 1
 fi
+if grep -rn '#\[test\]' rust/prism-import/src rust/prism-python/src; then
+  echo "layering: tests inside prism-import and prism-python do not run (\`test = false\`): put them in tests/" >&2; exit 1
+fi
 echo "layers hold"

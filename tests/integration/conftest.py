@@ -92,3 +92,23 @@ def jobs(
         return known[key]
 
     return collect
+
+
+@dataclass
+class RealRun:
+    """A job, emulated with every rank real."""
+
+    job: Job
+    summary: dict[str, Any]
+    recorded: Path
+
+
+@pytest.fixture(scope="session")
+def real_run(
+    jobs: Callable[..., Job], prism: Callable[..., Outcome], tmp_path_factory: pytest.TempPathFactory
+) -> RealRun:
+    """Four data-parallel ranks, and the graph that was recorded meanwhile."""
+    job, folder = jobs(4, "--mode", "ddp"), tmp_path_factory.mktemp("real")
+    recorded = folder / "recorded.prism"
+    arguments = ["--sandbox", "0-3", "-o", folder / "run", "--record", recorded, "--", *job.program]
+    return RealRun(job, prism("emulate", job.graph, *arguments).document, recorded)

@@ -65,10 +65,11 @@ def test_a_graph_that_is_not_there(prism: Callable[..., Any], tmp_path: Path) ->
 
 def test_a_program_that_never_calls_nccl(prism: Callable[..., Any], tmp_path: Path) -> None:
     program = script(tmp_path, "import torch; torch.ones(4, device='cuda').sum(); torch.cuda.synchronize()")
-    error = prism("collect", "--world-size", 8, "-o", tmp_path / "job.prism", "--", *program).error
+    collect = ["collect", "--world-size", 8, "--ranks", "5", "-o", tmp_path / "job.prism", "--"]
+    error = prism(*collect, *program).error
     assert "never made a NCCL communicator" in error["message"]
     program = script(tmp_path, "print('I only print')")
-    error = prism("collect", "--world-size", 8, "-o", tmp_path / "job.prism", "--", *program).error
+    error = prism(*collect, *program).error
     assert "without one CUDA or NCCL call" in error["message"]
     assert not (tmp_path / "job.prism").exists()
 

@@ -54,7 +54,7 @@ def test_megatron_core(
 ) -> None:
     command = program("megatron_gpt.py", "megatron", *options)
     graph, run = tmp_path / "job.prism", tmp_path / "run"
-    arguments = ["--world-size", world, "--ranks", ranks, "--verify", 0, "-o", graph, "--", *command]
+    arguments = ["--world-size", world, "--ranks", ranks, "--verify", 0, "--fork-server", "-o", graph, "--", *command]
     summary = prism("collect", *arguments).document
     for rank in summary["ranks"]:
         log = graph.with_suffix(".logs") / f"rank-{rank['rank']}.log"

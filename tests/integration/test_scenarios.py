@@ -64,7 +64,7 @@ def test_a_hang_that_one_rank_in_thousands_makes(
 ) -> None:
     graph = tmp_path / "desync.prism"
     command = [sys.executable, str(EXAMPLES / "desync.py")]
-    ranks = ["--world-size", 8192, "--ranks", "0,4097,8191", "--verify", 0]
+    ranks = ["--world-size", 8192, "--ranks", "0,4097,8191", "--verify", 0, "--fork-server"]
     assert prism("collect", *ranks, "-o", graph, "--", *command).document["roles"] == 2
     hang = prism("diagnose", graph).document["hang"]
     assert (hang["kind"], hang["culprits"]) == ("cycle", [4097])

@@ -31,18 +31,14 @@ def test_a_few_ranks_give_the_graph_of_all_ranks_op_for_op(jobs: Callable[..., A
     assert {use["tier"] for use in contents["tiers"]} >= {"T0"}
 
 
-def test_a_run_of_all_ranks_gives_the_same_graph(
-    jobs: Callable[..., Any], prism: Callable[..., Any], tmp_path: Path
-) -> None:
-    job, recorded = jobs(4, "--mode", "ddp"), tmp_path / "recorded.prism"
-    arguments = ["--sandbox", "0-3", "-o", tmp_path / "run", "--record", recorded, "--", *job.program]
-    prism("emulate", job.graph, *arguments)
+def test_a_run_of_all_ranks_gives_the_same_graph(real_run: Any, prism: Callable[..., Any], tmp_path: Path) -> None:
+    job, recorded = real_run.job, real_run.recorded
     flags = ["--ignore", "host", "--ignore", "memory"]
     assert prism("inspect", job.graph, "--against", recorded, *flags).document["equal"]
     times = [prism("replay", graph).document["iteration_time_ns"][-1] for graph in (job.graph, recorded)]
     assert times[0] == pytest.approx(times[1], rel=0.003)
-    arguments[1] = "0,3"
-    error = prism("emulate", job.graph, *arguments).error
+    few = ["--sandbox", "0,3", "-o", tmp_path / "run", "--record", tmp_path / "few.prism", "--", *job.program]
+    error = prism("emulate", job.graph, *few).error
     assert error["kind"] == "ConfigError"
     assert "only 2 of 4 run: name them all (--sandbox 0-3), or use `prism collect`" in error["message"]
 

@@ -57,7 +57,7 @@ def test_shards_inside_a_node_make_the_node_a_group(jobs: Callable[..., Any]) ->
 
 
 def test_fully_sharded_jobs_are_refused(jobs: Callable[..., Any]) -> None:
-    job = jobs(64, "--mode", "fsdp2")
+    job = jobs(16, "--mode", "fsdp2")
     with pytest.raises(ConfigError, match="with fully sharded parameters none does"):
         spare.plan_job(job.graph, checkpoint_s=5.0, restart_s=600.0, system_mtbf_s=300.0, steps=100, seeds=2)
     with pytest.raises(ConfigError, match="with fully sharded parameters none does"):

@@ -276,7 +276,7 @@ def test_tokens_go_to_experts_by_the_rule(
     program, graph = write(tmp_path / "program.py", MIXTURE), tmp_path / "job.prism"
     file = tmp_path / "rules.toml"
     file.write_text(rules)
-    options = ["--world-size", world, "--ranks", ranks, "--rules", file]
+    options = ["--world-size", world, "--ranks", ranks, "--verify", 1 if ranks == "5" else 0, "--rules", file]
     summary = prism("collect", *options, "-o", graph, "--", sys.executable, program).document
     rank = 5 if ranks == "5" else 1
     found = printed((tmp_path / f"job.logs/rank-{rank}.log").read_text())

@@ -34,7 +34,7 @@ class Client:
     """A store client that sends requests byte by byte as the protocol says."""
 
     def __init__(self, port: int) -> None:
-        self.connection = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self.connection = socket.create_connection(("127.0.0.1", port), timeout=60)
         self.connection.sendall(struct.pack("<BI", Command.VALIDATE, VALIDATION_MAGIC))
         OPEN_CLIENTS.append(self)
 
@@ -232,7 +232,7 @@ def test_requests_may_arrive_in_pieces(client: Client) -> None:
     ids=["http", "wrong magic", "unknown request"],
 )
 def test_foreign_clients_are_dropped(server: RendezvousServer, garbage: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(garbage)
         assert connection.recv(1) == b""
 

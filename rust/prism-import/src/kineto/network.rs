@@ -149,18 +149,3 @@ pub fn profile_of_device(device: &str) -> Option<&'static str> {
     ];
     known.iter().find(|(word, _)| device.contains(word)).map(|(_, profile)| *profile)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::profile_of_device;
-
-    #[test]
-    fn devices_are_known_by_a_part_of_their_names() {
-        assert_eq!(profile_of_device("NVIDIA GB200"), Some("gb200-nvl72"));
-        assert_eq!(profile_of_device("NVIDIA B200"), Some("b200-sxm"));
-        assert_eq!(profile_of_device("NVIDIA H100 80GB HBM3"), Some("h100-sxm"));
-        assert_eq!(profile_of_device("Tesla V100-SXM2-32GB"), Some("v100-dgx1"));
-        assert_eq!(profile_of_device("Tesla V100-PCIE-16GB"), None);
-        assert_eq!(profile_of_device("Tesla T4"), None);
-    }
-}

@@ -9,6 +9,7 @@ use prism_engine::ids::Rank;
 use prism_engine::perturb::{Perturbations, World};
 use prism_engine::profile::Profile;
 use prism_engine::replay::{ReplayOptions, replay};
+use prism_import::kineto::network::profile_of_device;
 use prism_import::kineto::{Options, import};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -289,4 +290,14 @@ fn a_slower_rank_computes_longer_and_communicates_as_long_as_was_recorded() {
         let least = if number == 1 { 4_000_000 } else { 3_900_000 };
         assert!((least..=4_000_000).contains(&more), "{number}: {more}");
     }
+}
+
+#[test]
+fn devices_are_known_by_a_part_of_their_names() {
+    assert_eq!(profile_of_device("NVIDIA GB200"), Some("gb200-nvl72"));
+    assert_eq!(profile_of_device("NVIDIA B200"), Some("b200-sxm"));
+    assert_eq!(profile_of_device("NVIDIA H100 80GB HBM3"), Some("h100-sxm"));
+    assert_eq!(profile_of_device("Tesla V100-SXM2-32GB"), Some("v100-dgx1"));
+    assert_eq!(profile_of_device("Tesla V100-PCIE-16GB"), None);
+    assert_eq!(profile_of_device("Tesla T4"), None);
 }

@@ -141,7 +141,7 @@ impl Routine {
             Self::Lu => m.saturating_mul(BLOCK),
             Self::ApplyQ => m.max(n).max(k).saturating_mul(BLOCK),
             Self::Eigenvalues => 2 * n + 1,
-            Self::Eigenvectors => n.saturating_mul(2 * n + 6) + 1,
+            Self::Eigenvectors => n.saturating_mul(2 * n + 6).saturating_add(1),
             Self::SingularValues | Self::SingularVectors => {
                 (m + n).saturating_mul(BLOCK).saturating_add(3 * m.min(n)).saturating_add(m.max(n))
             }
