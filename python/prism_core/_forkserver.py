@@ -186,6 +186,21 @@ def _compare_files(plan: Plan) -> None:
             raise UnfitError(name.partition(".")[0], f"{name} is {file} and not {files[name]}")
 
 
+@contextlib.contextmanager
+def _few_collections() -> Iterator[None]:
+    """Imports make next to no garbage: looking for it again and again takes a fifth of their time.
+
+    What a module itself does to the collector stays.
+    """
+    before, ours = gc.get_threshold(), (1 << 20, 100, 100)
+    gc.set_threshold(*ours)
+    try:
+        yield
+    finally:
+        if gc.get_threshold() == ours:
+            gc.set_threshold(*before)
+
+
 class Server:
     """Forks ranks on request.
 
@@ -201,7 +216,7 @@ class Server:
     def learn(self, path: str) -> None:
         """Imports what a plan says, and tells the launcher whether ranks can be forked afterwards."""
         try:
-            with open(path, encoding="utf-8") as file:  # noqa: PTH123
+            with open(path, encoding="utf-8") as file, _few_collections():  # noqa: PTH123
                 preload(json.load(file))
         except UnfitError as error:
             self._is_fit = False
