@@ -83,8 +83,11 @@ slicing: dev programs  ## the graph of a few ranks against that of all, for ever
 	$(PY) benches/slicing.py
 
 .PHONY: bench-fidelity
-bench-fidelity: dev programs  ## Megatron: hybrid against all ranks real, what each part is worth, sweep against runs (half an hour)
+bench-fidelity: dev programs  ## hybrid against all ranks real, what each part is worth, sweep against runs (an hour)
 	rm -rf target/fidelity
+	$(PY) benches/fidelity.py
+	$(PY) benches/fidelity.py --worlds 32 --modes ddp,hsdp,pipeline
+	$(PY) benches/fidelity.py --measured --modes ddp,fsdp2
 	$(PY) benches/fidelity.py --megatron all --keep target/fidelity
 	$(PY) benches/ablation.py --keep target/fidelity
 	$(PY) benches/tuning.py
