@@ -32,6 +32,7 @@ from prism_core.messages import import_goal
 from prism_core.nccl import parse_settings
 from prism_core.overlap import calibrate_overlap, overlap_report
 from prism_core.page.verb import say_report
+from prism_core.profiles import list_profiles, list_text, profile_text, write_profile
 from prism_core.progress import Progress, StderrHandler, wants_progress
 from prism_core.replay import inspect as read_graph
 from prism_core.replay import open_graph
@@ -394,6 +395,28 @@ def estimate(
     """Step time of a dense transformer in a layout nobody has a program of: from models alone."""
     layout, named = read_layout(source, settings or ())
     _say(estimate_document(layout, device or named or DEFAULT_PROFILE, kernels or ()), estimate_text, as_json)
+
+
+@app.command()
+def profile(
+    name: Annotated[str | None, typer.Argument(help="Print this one.", metavar="[PROFILE]")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Write it here, for a cluster of your own.", metavar="FILE.toml"),
+    ] = None,
+    settings: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """List the devices there are, or print one's profile: GPU, machine and network, with the source of every number."""
+    if name is None:
+        if output is not None or settings:
+            raise typer.BadParameter("which profile? prism profile lists them", param_hint="PROFILE")
+        _say(list_profiles(), list_text, as_json)
+    elif output is None:
+        document = {"profile": name, "toml": profile_text(name, settings or ())}
+        _say(document, lambda found: str(found["toml"]).rstrip("\n"), as_json)
+    else:
+        _say(write_profile(name, output, settings or ()), lambda found: f"wrote {found['output']}", as_json)
 
 
 @app.callback(invoke_without_command=True)

@@ -310,8 +310,13 @@ impl Profile {
 
     /// The built-in profile `name`.
     pub fn builtin(name: &str) -> Result<Self, ProfileError> {
+        Self::from_toml(Self::builtin_text(name)?)
+    }
+
+    /// The built-in profile `name` as it was written: a comment on every number says where it comes from.
+    pub fn builtin_text(name: &str) -> Result<&'static str, ProfileError> {
         match BUILTIN.iter().find(|(known, _)| *known == name) {
-            Some((_, text)) => Self::from_toml(text),
+            Some((_, text)) => Ok(text),
             None => Err(ProfileError::Unknown {
                 name: name.to_owned(),
                 known: Self::builtin_names().collect::<Vec<_>>().join(", "),

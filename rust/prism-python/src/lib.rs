@@ -40,7 +40,9 @@ mod _native {
     #[pymodule_export]
     use super::messages::MessageProgram;
     #[pymodule_export]
-    use super::replay::{nccl_setting_names, profile_names, profile_toml, profile_with_nccl, replay_json};
+    use super::replay::{
+        nccl_setting_names, profile_names, profile_source, profile_toml, profile_with_nccl, replay_json,
+    };
     #[pymodule_export]
     use super::session::Session;
     #[pymodule_export]

@@ -104,6 +104,12 @@ pub(crate) fn profile_toml(name: &str) -> PyResult<String> {
     Profile::builtin(name).map(|profile| profile.to_toml()).map_err(|error| from_profile(&error))
 }
 
+/// As `profile_toml`, with the comments that say where every number comes from.
+#[pyfunction]
+pub(crate) fn profile_source(name: &str) -> PyResult<&'static str> {
+    Profile::builtin_text(name).map_err(|error| from_profile(&error))
+}
+
 /// A profile with these of NCCL's variables in place of its own, and with another `network.tuning` if one is given. Raises
 /// ConfigError naming what cannot be followed.
 #[pyfunction]
