@@ -127,5 +127,10 @@ def test_a_measured_collection_runs_its_first_slice_again(
 def test_without_measured_times_nothing_runs_twice(tmp_path: Path, timed_engine: type[fakes.FakeSession]) -> None:
     summary = prism_core.collect(PROGRAM, 3, tmp_path / "job.prism", ranks="all", jobs=1)
     assert len(timed_engine.made) == 3 and "clocks" not in summary
-    summary = prism_core.collect(PROGRAM, 3, tmp_path / "b.prism", ranks="all", jobs=3, host_time="measured")
+    # However busy the machine is, none ends before all have begun.
+    here = tmp_path / "here"
+    here.mkdir()
+    meet = f'touch "{here}/$$"; while [ "$(ls "{here}" | wc -l)" -lt 3 ]; do sleep 0.01; done'
+    together = ["sh", "-c", f"{fakes.CONNECT}; {meet}"]
+    summary = prism_core.collect(together, 3, tmp_path / "b.prism", ranks="all", jobs=3, host_time="measured")
     assert len(timed_engine.made) == 6 and summary["clocks"]["reason"] == "all ranks ran at once"
