@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 import types
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,17 @@ from prism_core.repeated import SliceSpeeds
 from prism_core.report import clock_rows, collect_text
 
 PROGRAM = ["sh", "-c", f"{fakes.CONNECT}; sleep 0.1"]
+
+#: A rank that is not half way before three have begun, however busy the machine is.
+TOGETHER = """
+import os, pathlib, sys, time
+began, here = time.monotonic(), pathlib.Path(sys.argv[1])
+(pathlib.Path(os.environ["PRISM_SESSION"]).parent / ("connected-" + os.environ["RANK"])).touch()
+(here / os.environ["RANK"]).touch()
+while len(list(here.iterdir())) < 3:
+    time.sleep(0.01)
+time.sleep(2 * (time.monotonic() - began) + 0.5)
+"""
 
 
 def entry(rank: int, drift_ppm: float) -> dict[str, Any]:
@@ -127,10 +139,8 @@ def test_a_measured_collection_runs_its_first_slice_again(
 def test_without_measured_times_nothing_runs_twice(tmp_path: Path, timed_engine: type[fakes.FakeSession]) -> None:
     summary = prism_core.collect(PROGRAM, 3, tmp_path / "job.prism", ranks="all", jobs=1)
     assert len(timed_engine.made) == 3 and "clocks" not in summary
-    # However busy the machine is, none ends before all have begun.
     here = tmp_path / "here"
     here.mkdir()
-    meet = f'touch "{here}/$$"; while [ "$(ls "{here}" | wc -l)" -lt 3 ]; do sleep 0.01; done'
-    together = ["sh", "-c", f"{fakes.CONNECT}; {meet}"]
+    together = [sys.executable, "-c", TOGETHER, str(here)]
     summary = prism_core.collect(together, 3, tmp_path / "b.prism", ranks="all", jobs=3, host_time="measured")
     assert len(timed_engine.made) == 6 and summary["clocks"]["reason"] == "all ranks ran at once"
