@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 import types
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,16 +18,10 @@ from prism_core.report import clock_rows, collect_text
 
 PROGRAM = ["sh", "-c", f"{fakes.CONNECT}; sleep 0.1"]
 
-#: A rank that is not half way before three have begun, however busy the machine is.
-TOGETHER = """
-import os, pathlib, sys, time
-began, here = time.monotonic(), pathlib.Path(sys.argv[1])
-(pathlib.Path(os.environ["PRISM_SESSION"]).parent / ("connected-" + os.environ["RANK"])).touch()
-(here / os.environ["RANK"]).touch()
-while len(list(here.iterdir())) < 3:
-    time.sleep(0.01)
-time.sleep(2 * (time.monotonic() - began) + 0.5)
-"""
+#: A rank that is not half way before three have begun, however busy the machine is: it waits for them, and twice as long.
+TOGETHER = """began=$(date +%s%N); touch "$0/$RANK"
+while [ "$(ls "$0" | wc -l)" -lt 3 ]; do sleep 0.01; done
+sleep $(( ($(date +%s%N) - began) / 500000000 + 1 ))"""
 
 
 def entry(rank: int, drift_ppm: float) -> dict[str, Any]:
@@ -141,6 +134,6 @@ def test_without_measured_times_nothing_runs_twice(tmp_path: Path, timed_engine:
     assert len(timed_engine.made) == 3 and "clocks" not in summary
     here = tmp_path / "here"
     here.mkdir()
-    together = [sys.executable, "-c", TOGETHER, str(here)]
+    together = ["sh", "-c", f"{fakes.CONNECT}; {TOGETHER}", str(here)]
     summary = prism_core.collect(together, 3, tmp_path / "b.prism", ranks="all", jobs=3, host_time="measured")
     assert len(timed_engine.made) == 6 and summary["clocks"]["reason"] == "all ranks ran at once"
