@@ -18,7 +18,7 @@ from prism_core.report import clock_rows, collect_text
 
 PROGRAM = ["sh", "-c", f"{fakes.CONNECT}; sleep 0.1"]
 
-#: A rank that is not half way before three have begun, however busy the machine is: it waits for them, and twice as long.
+#: A rank that is not half way before three have begun: it waits for them, and then twice as long again.
 TOGETHER = """began=$(date +%s%N); touch "$0/$RANK"
 while [ "$(ls "$0" | wc -l)" -lt 3 ]; do sleep 0.01; done
 sleep $(( ($(date +%s%N) - began) / 500000000 + 1 ))"""
