@@ -263,6 +263,24 @@ pub struct Network {
     /// What NCCL's formula for NVLS trees leaves out; it goes on choosing by the formula.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvls_tree: Option<SwitchTrees>,
+    /// Switches between the nodes that concurrent messages share. Without the table nothing but the cards holds them back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fabric: Option<Fabric>,
+}
+
+/// Two levels of switches between nodes. Only contention ([`crate::contention`]) asks for them: a message alone is never
+/// slower for them.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fabric {
+    /// Nodes whose cards reach each other without the upper switches.
+    pub nodes_per_leaf: u32,
+    /// Rail-optimised: the cards of one number of these nodes have a leaf switch of their own, so that a message to another rail
+    /// goes through the upper switches too. Otherwise one leaf has all cards of its nodes (a fat tree).
+    #[serde(default)]
+    pub rails: bool,
+    /// Cards of a leaf for each of its uplinks, which are as fast as a card: 1 is full bisection; at most `nodes_per_leaf`.
+    pub oversubscription: f64,
 }
 
 /// All-reduces over NVLS trees beside NCCL's formula, a latency and the time of the bytes.
@@ -375,6 +393,7 @@ impl Profile {
         }
         self.validate_rings()?;
         self.validate_tuning()?;
+        self.validate_fabric()?;
         if let Some(trees) = network.nvls_tree {
             if !(0.0..=10.0).contains(&trees.fill) {
                 let (key, expected) = ("network.nvls_tree.fill", "from 0 to 10");
@@ -446,6 +465,20 @@ impl Profile {
         }
     }
 
+    /// No card of a node shares an uplink with another one of it.
+    fn validate_fabric(&self) -> Result<(), ProfileError> {
+        let Some(Fabric { nodes_per_leaf, oversubscription, .. }) = self.network.fabric else { return Ok(()) };
+        if !(1..=MAX_NODES_PER_LEAF).contains(&nodes_per_leaf) {
+            let (key, expected) = ("network.fabric.nodes_per_leaf", "from 1 to 65536");
+            return Err(ProfileError::Range { key, expected, value: f64::from(nodes_per_leaf) });
+        }
+        if !(1.0..=f64::from(nodes_per_leaf)).contains(&oversubscription) {
+            let (key, expected) = ("network.fabric.oversubscription", "from 1 to network.fabric.nodes_per_leaf");
+            return Err(ProfileError::Range { key, expected, value: oversubscription });
+        }
+        Ok(())
+    }
+
     /// What NCCL's tuning needs is there, and its settings can be followed.
     fn validate_tuning(&self) -> Result<(), ProfileError> {
         let network = &self.network;
@@ -469,6 +502,9 @@ impl Profile {
 
 /// Most channels a communicator has.
 const MAX_CHANNELS: u32 = 64;
+
+/// Most nodes of a leaf switch.
+const MAX_NODES_PER_LEAF: u32 = 1 << 16;
 
 /// Most slices a ring step may be cut into: the cost of evaluating a change of message size is their square.
 const MAX_RING_SLICES: u32 = 16;

@@ -4,7 +4,7 @@
 //! Three rules for messages that are under way at the same time:
 //!
 //! * [`Contention::None`]: each has the network to itself. Equals [`crate::replay`] to the picosecond;
-//! * [`Contention::FairShare`]: each card and each NVLink port, in each direction, is shared max-min fairly by the messages
+//! * [`Contention::FairShare`]: each card, each NVLink port and each uplink of a switch, in each direction, is shared max-min fairly by the messages
 //!   that pass it ([`fair`]);
 //! * [`Contention::Fifo`]: a port carries one message at a time, in the order in which they are ready (at the receiving port:
 //!   in the order in which their first bytes come). This is LogGOPSim's rule.

@@ -23,6 +23,7 @@
 //! Memory: about 60 bytes per op of a rank, whatever the number of messages, which are made while they travel.
 
 mod build;
+mod fabric;
 pub mod goal;
 mod pattern;
 mod ports;

@@ -1,5 +1,6 @@
-//! The ports messages pass: network cards of nodes, and NVLink ports of GPUs, each in two directions.
+//! The ports messages pass: network cards of nodes, NVLink ports of GPUs and uplinks of switches, each in two directions.
 
+use super::fabric::FabricMap;
 use super::pattern::Wire;
 use crate::collective::CommShape;
 use crate::cost::comm::node_of;
@@ -13,21 +14,31 @@ pub(crate) struct PortMap {
     world: World,
     profile_gpus: u32,
     nodes: u32,
+    /// `None`: nothing between the cards holds messages back.
+    fabric: Option<FabricMap>,
 }
 
 impl PortMap {
     pub(crate) fn new(world_size: u32, profile: &Profile) -> Self {
         let nodes = world_size.div_ceil(profile.node.gpus.max(1));
-        Self { world: World::new(world_size, profile), profile_gpus: profile.node.gpus, nodes }
+        let fabric = profile.network.fabric.map(|fabric| FabricMap::new(fabric, nodes, profile.node.nics));
+        Self { world: World::new(world_size, profile), profile_gpus: profile.node.gpus, nodes, fabric }
     }
 
     /// Number of ports.
     pub(crate) fn len(&self) -> u32 {
+        self.first_uplink() + self.fabric.as_ref().map_or(0, FabricMap::len)
+    }
+
+    fn first_uplink(&self) -> u32 {
         2 * (self.nodes * self.world.nics + self.world.size)
     }
 
     /// What a port is.
     pub(crate) fn name(&self, port: u32) -> String {
+        if let (Some(fabric), Some(port)) = (&self.fabric, port.checked_sub(self.first_uplink())) {
+            return fabric.name(port);
+        }
         let direction = if port.is_multiple_of(2) { "sending" } else { "receiving" };
         let cards = self.nodes * self.world.nics;
         if let Some(rank) = (port / 2).checked_sub(cards) {
@@ -37,7 +48,7 @@ impl PortMap {
         format!("network card {card} of node {node}, {direction}")
     }
 
-    fn card(&self, node: u32, card: u32) -> u32 {
+    fn card(&self, (node, card): (u32, u32)) -> u32 {
         2 * (node * self.world.nics + card)
     }
 
@@ -82,21 +93,33 @@ impl PortMap {
         match wire {
             Wire::NvLink | Wire::Card => self.of_ranks((source, destination), wire, into),
             Wire::Spread(cards) => {
-                let port = |member: usize| {
+                let end = |member: usize| {
                     let node = shape.node[member] as usize;
-                    let card = layout.cards[node][(layout.place[member] % cards) as usize];
-                    self.card(layout.number[node], card)
+                    (layout.number[node], layout.cards[node][(layout.place[member] % cards) as usize])
                 };
-                into.extend([port(from), port(to) + 1]);
+                self.of_cards(|_| (end(from), end(to)), 1, into);
             }
             Wire::Striped(cards) => {
-                for (member, direction) in [(from, 0), (to, 1)] {
+                let end = |member: usize, number: usize| {
                     let node = shape.node[member] as usize;
-                    let own = &layout.cards[node][..cards as usize];
-                    into.extend(own.iter().map(|card| self.card(layout.number[node], *card) + direction));
-                }
+                    (layout.number[node], layout.cards[node][number])
+                };
+                self.of_cards(|number| (end(from, number), end(to, number)), cards as usize, into);
             }
         }
+    }
+
+    /// The ports of a message over so many pairs of cards (node and card) at once.
+    fn of_cards(&self, pair: impl Fn(usize) -> ((u32, u32), (u32, u32)), count: usize, into: &mut Vec<u32>) {
+        let uplinks = self.first_uplink();
+        let crossing = |number| {
+            let (from, to) = pair(number);
+            self.fabric.as_ref().and_then(|fabric| fabric.between(from, to))
+        };
+        into.extend((0..count).map(|number| self.card(pair(number).0)));
+        into.extend((0..count).filter_map(crossing).map(|(up, _)| uplinks + up));
+        into.extend((0..count).filter_map(crossing).map(|(_, down)| uplinks + down));
+        into.extend((0..count).map(|number| self.card(pair(number).1) + 1));
     }
 
     /// The ports of a message between two ranks.
@@ -105,8 +128,8 @@ impl PortMap {
             into.extend([self.nvlink(source), self.nvlink(destination) + 1]);
             return;
         }
-        let port = |rank: u32| self.card(rank / self.profile_gpus, self.world.nic_of(Rank(rank)));
-        into.extend([port(source), port(destination) + 1]);
+        let end = |rank: u32| (rank / self.profile_gpus, self.world.nic_of(Rank(rank)));
+        self.of_cards(|_| (end(source), end(destination)), 1, into);
     }
 }
 

@@ -1,6 +1,7 @@
 //! The job message by message: equal to the closed forms without contention, and what sharing and overlap do.
 
 mod alone;
+mod fabric;
 mod fair;
 mod goal;
 mod overlap;

@@ -17,7 +17,7 @@ use std::sync::Arc;
 const COUNT: u64 = 12_500_000;
 
 /// Messages between ranks, all posted at once, each on a stream of its own; one card per rank.
-fn at_once(world: u32, messages: &[(u32, u32)]) -> Arc<Graph> {
+pub(super) fn at_once(world: u32, messages: &[(u32, u32)]) -> Arc<Graph> {
     let mut programs = vec![Vec::new(); world as usize];
     let mut comms = Vec::new();
     let mut slots = vec![0; world as usize];
