@@ -55,6 +55,15 @@ fn another_destination_takes_another_uplink() {
 }
 
 #[test]
+fn static_routing_has_messages_meet_in_a_fabric_of_full_bisection() {
+    // To the first cards of two other leaves: both are reached through the first uplink, and the second is free.
+    let apart = at_once(6, &[(0, 2), (1, 4)]);
+    assert_eq!(ends(&apart, &flat(2, 1.0), Contention::FairShare)[..2], [2000, 2000]);
+    let beside = at_once(6, &[(0, 2), (1, 5)]);
+    assert_eq!(ends(&beside, &flat(2, 1.0), Contention::FairShare)[..2], [1000, 1000]);
+}
+
+#[test]
 fn a_ring_through_neighbours_does_not_feel_oversubscription() {
     // From the last node of a leaf to the first of the next, with all cards: as many uplinks as there are cards are left.
     let members: Vec<_> = (0..64).map(|rank| (rank, 0)).collect();
@@ -132,13 +141,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn full_bisection_is_no_fabric(
+    fn full_bisection_between_two_leaves_is_no_fabric(
         job in prop_oneof![job(), exchanging_job()],
-        nodes_per_leaf in 1..5u32,
         tuned in any::<bool>(),
     ) {
         let profile = if tuned { channels() } else { super::profile() };
-        let (plain, tree) = (lowered(&job, profile.clone()), lowered(&job, with(profile, nodes_per_leaf, false, 1.0)));
+        let nodes = job.graph().world_size().div_ceil(profile.node.gpus);
+        let fabric = with(profile.clone(), nodes.div_ceil(2), false, 1.0);
+        let (plain, tree) = (lowered(&job, profile), lowered(&job, fabric));
         let times = |job| evaluate(job, Contention::FairShare, &Overlap::default()).expect("no deadlock").report(job);
         prop_assert_eq!(times(&plain), times(&tree));
     }
