@@ -33,12 +33,14 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from megatron_jobs import JOBS, LARGE_JOBS, ROOT, SMALL_NODE, Job, collect, emulate, prism
 from prism_core import _native
+from prism_core.profiles import with_entry
 
 MODES = ("ddp", "fsdp2", "hsdp", "pipeline")
 MODEL = ["--layers=4", "--hidden=512", "--heads=8", "--seq=512", "--batch=4", "--iters=4"]
@@ -89,19 +91,16 @@ HEADER = """\
 |---|---|---|---|---|---|---|---|---|"""
 
 
-def program(mode: str, world_size: int) -> list[str]:
+def program(mode: str, world_size: int, model: Sequence[str] = MODEL) -> list[str]:
     """The command line of a job."""
     stages = ["--stages", "2" if world_size == 4 else "4", "--microbatches", "8"] if mode == "pipeline" else []
-    return [sys.executable, str(ROOT / "examples/train_gpt.py"), "--mode", mode, *MODEL, *stages]
+    return [sys.executable, str(ROOT / "examples/train_gpt.py"), "--mode", mode, *model, *stages]
 
 
 def small_nodes(folder: Path) -> str:
     """A device whose nodes are small."""
-    before, table, after = _native.profile_toml("h100-sxm").partition("[node]")
-    lines = [f"gpus = {SMALL_NODE}" if line.split("=")[0].strip() == "gpus" else line for line in after.splitlines()]
-    assert table and f"gpus = {SMALL_NODE}" in lines
     path = folder / "small-nodes.toml"
-    path.write_text(before + table + "\n".join(lines) + "\n")
+    path.write_text(with_entry(_native.profile_toml("h100-sxm"), "node.gpus", SMALL_NODE))
     return f"emulated:{path}"
 
 
@@ -216,8 +215,7 @@ def check_measured(mode: str, kind: str, folder: Path) -> tuple[str, list[str]]:
     """One job with measured host time: its line of the table, and what is too far off."""
     folder.mkdir(parents=True, exist_ok=True)
     graph, device, everyone = folder / "job.prism", small_nodes(folder), f"0-{MEASURED_WORLD - 1}"
-    stages = ["--stages=2", "--microbatches=8"] if mode == "pipeline" else []
-    command = [sys.executable, str(ROOT / "examples/train_gpt.py"), "--mode", mode, *MEASURED_MODELS[kind], *stages]
+    command = program(mode, MEASURED_WORLD, MEASURED_MODELS[kind])
     job = ("--world-size", MEASURED_WORLD, "--device", device, "--ranks", "all", "-o")
     prism("collect", *job, folder / "constant.prism", "--", *command)
     prism("collect", "--host-time", "measured", *job, graph, "--", *command)

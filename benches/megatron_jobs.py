@@ -11,14 +11,15 @@ from typing import Any
 
 from prism_core import _native
 from prism_core.perturb import Perturbation, SlowLink, Straggler, to_toml
+from prism_core.profiles import with_entry
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = "tests/programs/megatron_gpt.py"
 HIDDEN, HEADS, SEQ, VOCAB = 2048, 16, 2048, 8192
 #: Small worlds have nodes of two devices, so that both kinds of link are in use.
 SMALL_NODE = 2
-#: The network of the site: lines of the profile, and what they are there.
-SITE_NETWORK = (("latency_ns = 14000", "latency_ns = 28000"), ("nic_efficiency = 0.96", "nic_efficiency = 0.67"))
+#: The site: entries of the profile, and what they are there.
+SITE = {"node.gpus": SMALL_NODE, "network.latency_ns": 28000, "network.nic_efficiency": 0.67}
 #: How popular experts are. The rule is needed because kernels are not run; balanced is the default without one.
 ROUTING = '[routing]\nkind = "{kind}"\nexponent = 1.5\nseed = 0\n'
 
@@ -97,10 +98,8 @@ def site(folder: Path) -> str:
     The default profile is then wrong, as it is of any site that is not calibrated. The factors are chosen.
     """
     text = _native.profile_toml("h100-sxm")
-    for old, new in (("gpus = 8", f"gpus = {SMALL_NODE}"), *SITE_NETWORK):
-        if text.count(f"\n{old}\n") != 1:
-            raise SystemExit(f"the profile h100-sxm has no line `{old}`, or more than one")
-        text = text.replace(f"\n{old}\n", f"\n{new}\n")
+    for entry, value in SITE.items():
+        text = with_entry(text, entry, value)
     path = folder / "site.toml"
     path.write_text(text)
     return str(path)

@@ -14,6 +14,7 @@ from typing import Any
 
 from prism_core.config import read_profile
 from prism_core.estimate import Layout, bubble, estimate, useful_flop
+from prism_core.profiles import with_entry
 
 #: Shapes, from the models' own configurations.
 _LLAMA = dict(kv_heads=8, gated=True, vocab=128256, untied_embeddings=True, rotary=True)
@@ -71,19 +72,10 @@ class Row:
 
 
 def changed(profile: str, values: Mapping[str, float]) -> str:
-    """A profile with other numbers, by section and key."""
-    lines, section, left = [], "", dict(values)
-    for line in profile.splitlines():
-        if line.startswith("["):
-            section = line.strip("[] \t").split("]")[0] + "."
-        key = section + line.split("=")[0].strip()
-        if key in left:
-            value = left.pop(key)
-            line = f"{line.split('=')[0].rstrip()} = {value!r}"
-        lines.append(line)
-    if left:
-        raise KeyError(f"the profile has no {', '.join(left)}")
-    return "\n".join(lines) + "\n"
+    """A profile with other numbers, by table and key."""
+    for path, value in values.items():
+        profile = with_entry(profile, path, repr(value))
+    return profile
 
 
 def _whole(text: str | None, other: int = 1) -> int:

@@ -9,7 +9,6 @@ all other models.
 from __future__ import annotations
 
 import json
-import re
 import statistics
 import sys
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from typing import Any
 from prism_core import _native
 from prism_core.config import read_profile
 from prism_core.estimate import Layout, bubble, estimate, useful_flop
-from published_steps import Constant, LeftOut, Row, dense_rows, quantiles, vtrain_rows
+from published_steps import Constant, LeftOut, Row, changed, dense_rows, quantiles, vtrain_rows
 from trace_works import Group, by_class, works_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,11 +42,7 @@ LLAMA_405B = [(8192, 64, 430), (16384, 128, 400)]
 
 def _profile_of(name: str, bytes_per_s: float | None) -> str:
     profile = read_profile(name)
-    if bytes_per_s is None:
-        return profile
-    changed, count = re.subn(r"(?m)^memory_bytes_per_s = \d+", f"memory_bytes_per_s = {int(bytes_per_s)}", profile)
-    assert count == 1
-    return changed
+    return profile if bytes_per_s is None else changed(profile, {"device.memory_bytes_per_s": int(bytes_per_s)})
 
 
 def kernels(folder: Path) -> None:

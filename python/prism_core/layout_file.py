@@ -8,7 +8,7 @@ from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any
 
-from prism_core.config import read_profile
+from prism_core.config import DEFAULT_DEVICE, read_profile
 from prism_core.errors import ConfigError
 from prism_core.estimate import Layout, bubble, estimate, state_bytes, useful_flop
 from prism_core.kernels import read_tables
@@ -17,7 +17,7 @@ from prism_core.settings import apply_settings, read_toml
 
 #: What a file may have besides the table `[layout]`.
 _KEYS = ("device", "layout")
-DEFAULT_PROFILE = "h100-sxm"
+DEFAULT_PROFILE = DEFAULT_DEVICE.partition(":")[2]
 #: What a step is made of, in the text's words.
 _PARTS = {
     "schedule": "schedule_ns", "logits, loss": "head_ns", "optimizer": "optimizer_ns",
@@ -32,7 +32,8 @@ def read_layout(
     """A layout, and the device profile that the file names.
 
     Args:
-        path: A TOML file: `device`, and a table `[layout]` whose keys are `Layout`'s.
+        path: A TOML file: `device` (a profile's name, or its file as seen from this one), and a table `[layout]` whose
+            keys are `Layout`'s.
         settings: `layout.key=value` items that change it, as `--set` takes them.
         changes: Other values of `[layout]`.
 
@@ -47,6 +48,8 @@ def read_layout(
         raise ConfigError(f"{path} has no table [layout]: the model and how it is spread over ranks (docs/estimate.md)")
     if device is not None and not isinstance(device, str):
         raise ConfigError(f"{path}: device is {device!r}: it must be the name of a device profile")
+    if device is not None and (path.parent / device).is_file():
+        device = str(path.parent / device)
     return layout_of(table | dict(changes or {})), device
 
 

@@ -65,16 +65,25 @@ def profile_text(name: str, settings: Sequence[str] = ()) -> str:
     """
     text = _native.profile_source(name) if name in _native.profile_names() else read_profile(name)
     for item in settings:
-        text = _changed(text, item, name)
+        path, sign, value = (part.strip() for part in item.partition("="))
+        if not sign or not value or "\n" in value:
+            raise ConfigError(f"--set {item!r} is not of the form table.key=value, for example node.gpus=4")
+        text = with_entry(text, path, value)
     _native.profile_with_nccl(text, {})
     return text
 
 
-def _changed(text: str, item: str, name: str) -> str:
-    """The text with one entry changed; the comment on its number goes with the number."""
-    path, sign, value = (part.strip() for part in item.partition("="))
-    if not sign or not value or "\n" in value:
-        raise ConfigError(f"--set {item!r} is not of the form table.key=value, for example node.gpus=4")
+def with_entry(text: str, path: str, value: object) -> str:
+    """A profile's text with another value; the comment on the old one goes with it.
+
+    Args:
+        text: TOML.
+        path: `table.key` of an entry that is there.
+        value: As TOML has it.
+
+    Raises:
+        ConfigError: There is no such entry.
+    """
     table, _, key = path.rpartition(".")
     lines, current, is_found = [], "", False
     for line in text.splitlines():
@@ -84,7 +93,7 @@ def _changed(text: str, item: str, name: str) -> str:
             line, is_found = f"{key} = {value}", True
         lines.append(line)
     if not is_found:
-        raise ConfigError(f"the profile {name} has no {path}: --set changes what is there, to add edit the file")
+        raise ConfigError(f"the profile has no {path}: what is there can be changed, to add edit the file")
     return "\n".join(lines) + "\n"
 
 

@@ -12,6 +12,7 @@ from prism_core.errors import ConfigError
 from prism_core.estimate import Layout, estimate, state_bytes
 from prism_core.kernels import read_tables
 from prism_core.layout_file import estimate_document, estimate_text, layout_of, read_layout
+from prism_core.profiles import write_profile
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL: dict[str, Any] = {"layers": 4, "hidden": 1024, "heads": 8, "seq": 512, "global_batch": 8}
@@ -46,6 +47,17 @@ def test_settings_are_stronger_than_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, "[layout]\n" + "\n".join(f"{key} = {value}" for key, value in SMALL.items()))
     layout, device = read_layout(path, ["layout.tp=2", "device=a100-sxm"])
     assert layout == Layout(**SMALL, tp=2) and device == "a100-sxm"
+
+
+def test_a_profile_beside_the_layout_is_found_from_anywhere(tmp_path: Path) -> None:
+    write_profile("a100-sxm", tmp_path / "site.toml", ["node.gpus=4"])
+    keys = "\n".join(f"{key} = {value}" for key, value in SMALL.items())
+    layout, device = read_layout(written(tmp_path, f'device = "site.toml"\n[layout]\n{keys}\n'))
+    assert device == str(tmp_path / "site.toml")
+    assert (
+        estimate_document(layout, device)["iteration_time_ns"]
+        == estimate_document(layout, "a100-sxm")["iteration_time_ns"]
+    )
 
 
 def test_computing_is_counted_by_what_it_rests_on(tmp_path: Path) -> None:

@@ -27,11 +27,9 @@ def test_all_profiles_are_listed_with_what_they_say() -> None:
 def test_the_text_is_the_profile_and_says_where_its_numbers_are_from(name: str) -> None:
     text = profile_text(name)
     assert tomllib.loads(text) == tomllib.loads(_native.profile_toml(name))
-    unexplained = [
-        line for line in text.splitlines() if "=" in line.partition("#")[0] and "#" not in line and "name" not in line
-    ]
-    # A line without a comment belongs to a table or a group that has one.
-    assert text.count("#") > len(unexplained)
+    entries = [line for line in text.splitlines() if "=" in line.partition("#")[0]]
+    # Those without belong to a table that has one for all of them.
+    assert sum("#" in line for line in entries) > len(entries) / 2
 
 
 def test_a_profile_of_ones_own(tmp_path: Path) -> None:
@@ -54,7 +52,7 @@ def test_a_profile_of_ones_own(tmp_path: Path) -> None:
     ("name", "settings", "message"),
     [
         ("h100", [], "'h100' is neither a device profile"),
-        ("h100-sxm", ["node.nic=4"], "the profile h100-sxm has no node.nic: --set changes what is there"),
+        ("h100-sxm", ["node.nic=4"], "the profile has no node.nic: what is there can be changed"),
         ("h100-sxm", ["node.nics"], "not of the form table.key=value"),
         ("h100-sxm", ["node.gpus=0"], "`node.gpus` must be at least 1, got 0"),
         ("h100-sxm", ["node.gpus=eight"], "profile: TOML parse error"),

@@ -11,12 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from pathlib import Path
 from typing import Any
 
 from prism_core import _native
-from prism_core.config import parse_slow, read_profile
+from prism_core.config import device_entry, parse_slow, read_profile
 from prism_core.errors import ConfigError, PrismError, error_entry
 from prism_core.layout_file import DEFAULT_PROFILE, estimate_document, read_layout
 from prism_core.memory import card_bytes
@@ -115,12 +114,12 @@ def _measured(configuration: Configuration, folder: Path, path: Path) -> dict[st
 
 def _estimated(configuration: Configuration, folder: Path) -> dict[str, Any]:
     """Step time of a layout. Its memory is known from below only: what does not fit by that does not fit."""
-    layout, device = read_layout(folder / str(configuration.layout), changes=configuration.changes)
-    device = _named(configuration.replay.get("profile") or device or DEFAULT_PROFILE, folder)
-    found = estimate_document(layout, device)
-    entry = tomllib.loads(read_profile(device))["device"]
-    card = card_bytes(configuration.card) or int(entry["memory_bytes"])
-    over = found["state_bytes"] + int(entry["context_bytes"]) - card
+    layout, named = read_layout(folder / str(configuration.layout), changes=configuration.changes)
+    chosen = configuration.replay.get("profile")
+    device = _named(chosen, folder) if chosen else named or DEFAULT_PROFILE
+    found, profile = estimate_document(layout, device), read_profile(device)
+    card = card_bytes(configuration.card) or device_entry(profile, "memory_bytes") or 0
+    over = found["state_bytes"] + (device_entry(profile, "context_bytes") or 0) - card
     return {
         "iteration_time_ns": found["iteration_time_ns"], "iterations_ns": [found["iteration_time_ns"]],
         "fits": False if over > 0 else None, "over_by_bytes": over if over > 0 else None,

@@ -18,7 +18,9 @@ impl FabricMap {
     pub(crate) fn new(fabric: Fabric, nodes: u32, nics: u32) -> Self {
         let (leaves_of_group, cards) =
             if fabric.rails { (nics, fabric.nodes_per_leaf) } else { (1, fabric.nodes_per_leaf.saturating_mul(nics)) };
-        let uplinks = ((f64::from(cards) / fabric.oversubscription) as u32).max(1);
+        // More than the cards there are would never be used.
+        let present = fabric.nodes_per_leaf.min(nodes).saturating_mul(if fabric.rails { 1 } else { nics });
+        let uplinks = ((f64::from(cards) / fabric.oversubscription) as u32).clamp(1, present.max(1));
         Self { fabric, nics, leaves: nodes.div_ceil(fabric.nodes_per_leaf) * leaves_of_group, uplinks }
     }
 
